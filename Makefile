@@ -1,0 +1,39 @@
+# Each target is a line that a person could type; README.md says the same for people without make.
+#   make book PYTHON=/path/to/python3.12   uses that Python to create .venv
+#   make test NO_SKIPS=1                   turns every skipped test into a failure
+
+BIN := .venv/bin
+
+.PHONY: book serve test test-colab execute bench clean
+
+book: .venv/ready _build/code
+	@$(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/html; exit 1; }  # or a second run would hide the warnings
+	@printf '\nThe book is ready. Open _build/html/index.html in a browser, or type: make serve\n'
+
+serve:
+	@test -f _build/html/index.html || { echo 'There is no book to serve yet: type `make book` first.'; exit 1; }
+	@python3 -m http.server 8000 --bind 127.0.0.1 --directory _build/html
+
+test: .venv/ready
+	$(BIN)/python -m pytest $(if $(NO_SKIPS),--no-skips)
+
+# Every notebook alone, in an environment that has only what Colab brings. `make test` tries one of them.
+test-colab: .venv/ready
+	$(BIN)/python -m pytest tests/test_colab.py --all-notebooks
+
+# For authors: runs the notebooks whose cells changed and stores their outputs in them.
+execute: .venv/ready
+	$(BIN)/python tools/notebooks.py execute book/*.ipynb
+
+bench: .venv/ready
+	@for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+
+clean:
+	rm -rf .venv _build
+
+.venv/ready: requirements.txt pyproject.toml
+	@sh tools/venv.sh "$(PYTHON)"
+
+# Executed notebooks are kept, keyed by their cells. When the code they import changes, they run again.
+_build/code: $(shell find lesson_code -name '*.py') requirements.txt
+	@rm -rf _build && mkdir -p _build && touch $@

@@ -1,0 +1,24 @@
+// --- What the tests of the site found in the theme -------------------------------------------
+
+// Without a stored choice the theme reports an error on the console before it falls back to "auto".
+document.documentElement.dataset.mode ||= "auto";
+
+// Opened as a file, a page may not read other files, so search results come without their summaries.
+if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
+// The bibliography calls itself a list, but not its entries items of it.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const entry of document.querySelectorAll(".citation-list[role=list] > .citation"))
+    entry.setAttribute("role", "listitem");
+});
+
+// Formulas wider than their column scroll, so the keyboard must reach them; the theme sees to the rest.
+const reachWideFormulas = () => {
+  for (const formula of document.querySelectorAll("div.math, mjx-container[display=true]"))
+    if (formula.scrollWidth > formula.clientWidth) formula.tabIndex = 0;
+    else formula.removeAttribute("tabindex");
+};
+addEventListener("load", () => window.MathJax?.startup?.promise.then(reachWideFormulas));
+addEventListener("resize", reachWideFormulas);
+
+// --- End of what the tests found -------------------------------------------------------------

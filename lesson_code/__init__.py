@@ -1,0 +1,12 @@
+"""Linear attention, from the softmax to the recurrence: the code of the book.
+
+Each way of writing it is a subpackage with the same names inside, so that a chapter's function can
+be compared line by line:
+
+``lesson_code.numpy``
+    The equations, a few lines each; NumPy is all that it needs.
+
+``import lesson_code`` itself imports nothing else.
+"""
+
+__version__ = "0.1.0"

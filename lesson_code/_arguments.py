@@ -1,0 +1,113 @@
+"""Checks of arguments, shared by every backend.
+
+An array is anything with ``.shape``, ``.ndim`` and ``.dtype``; a dtype is known by its name alone,
+so that nothing here imports an array library but for the arithmetic of shapes. Each error is one
+sentence: the argument, what was expected, what came.
+"""
+
+import math
+import numbers
+import operator
+
+import numpy as np
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def dtype_name(array) -> str:
+    """Name of an array's dtype: ``"float32"`` for ``numpy.float32`` and for ``torch.float32``."""
+    return getattr(array.dtype, "name", str(array.dtype)).removeprefix("torch.")
+
+
+def accumulation_dtype(array) -> str:
+    """Name of the dtype in which sums over this array are kept: float32 at least."""
+    return "float64" if dtype_name(array) == "float64" else "float32"
+
+
+def check_arrays(array_type: type, **arrays) -> None:
+    """Refuse what is not an array, not of floating point, or not of the first array's dtype."""
+    kind = {"numpy": "NumPy array", "torch": "torch tensor"}.get(
+        array_type.__module__, array_type.__name__
+    )
+    first = next(iter(arrays))
+    for name, array in arrays.items():
+        if not isinstance(array, array_type):
+            raise TypeError(f"{name} must be a {kind}, got {type(array).__name__}.")
+        if dtype_name(array) not in FLOATS:
+            raise TypeError(
+                f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {array.dtype}."
+            )
+        if array.dtype != arrays[first].dtype:
+            raise TypeError(
+                f"{name} must have the dtype of {first}, {dtype_name(arrays[first])}, "
+                f"got {dtype_name(array)}."
+            )
+
+
+def check_rank(name: str, array, axes: str) -> None:
+    """Refuse an array with fewer axes than ``axes`` names, as in ``"N, D"``."""
+    if array.ndim < len(axes.split(", ")):
+        raise ValueError(f"{name} must have shape (..., {axes}), got {tuple(array.shape)}.")
+
+
+def check_same(name: str, size: int, what: str, expected: int) -> None:
+    """Refuse a size that differs from the one that another argument has fixed."""
+    if size != expected:
+        raise ValueError(f"{name} must have {what}, {expected}, got {size}.")
+
+
+def check_leading(**shapes: tuple) -> tuple:
+    """Return the shape to which leading dimensions broadcast, as in ``matmul``."""
+    try:
+        return np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        *names, last = shapes
+        listed = ", ".join(str(tuple(shape)) for shape in shapes.values())
+        raise ValueError(
+            f"the leading dimensions of {', '.join(names)} and {last} must broadcast, got {listed}."
+        ) from None
+
+
+def check_queries_keys(q, k) -> None:
+    """Refuse q (..., N, D) and k (..., N, D) that do not share their width D."""
+    check_rank("q", q, "N, D")
+    check_rank("k", k, "N, D")
+    check_same("k", k.shape[-1], "the width of q", q.shape[-1])
+    check_leading(q=q.shape[:-2], k=k.shape[:-2])
+
+
+def check_queries_keys_values(q, k, v) -> None:
+    """Refuse q (..., N, D), k (..., N, D) and v (..., N, M) that do not fit together."""
+    check_queries_keys(q, k)
+    check_rank("v", v, "N, M")
+    check_same("v", v.shape[-2], "the length of k", k.shape[-2])
+    check_leading(q=q.shape[:-2], k=k.shape[:-2], v=v.shape[:-2])
+
+
+def check_form(form, forms: tuple, condition: str = "") -> None:
+    """Refuse a form that is neither None nor one of ``forms``."""
+    if form is not None and form not in forms:
+        listed = ", ".join(repr(name) for name in forms)
+        raise ValueError(f"form must be None or one of {listed}{condition}, got {form!r}.")
+
+
+def check_integer(name: str, value, minimum: int) -> int:
+    """Return an integer argument as an int; refuse booleans, fractions and what is too small."""
+    try:
+        integer = None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        integer = None
+    if integer is None:
+        raise TypeError(f"{name} must be an integer, got {value!r}.")
+    if integer < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {integer}.")
+    return integer
+
+
+def check_number(name: str, value) -> float:
+    """Return a real, finite argument as a float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a real number, got {value!r}.")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}.")
+    return float(value)

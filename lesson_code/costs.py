@@ -1,0 +1,327 @@
+r"""What attention costs: operations and stored numbers, counted in plain integers.
+
+One head of one sequence unless a function says otherwise: N positions, key width D, value width M,
+feature width C (D where there is no feature map). One operation is one multiplication with the
+addition that follows it, or one addition alone. The feature map, the exponential and the divisions
+are not counted: there is one per number, not one per sum.
+
+The causal forms of linear attention need no functions of their own. Masked, it costs what
+:func:`quadratic_operations` and :func:`quadratic_memory` say, with C in the place of D. Recurrent,
+it costs what :func:`linear_operations` says and keeps :func:`state_entries`. As a cumulative sum it
+costs the same operations and keeps :func:`cumsum_memory`.
+
+Every function raises TypeError for an argument that is not an integer and ValueError for a negative
+length or a width below 1, and names the argument.
+"""
+
+from typing import NamedTuple
+
+from lesson_code._arguments import check_integer
+
+__all__ = [
+    "LinearOperations",
+    "QuadraticOperations",
+    "attention_matrix_entries",
+    "cache_passes_state",
+    "cached_step_operations",
+    "crossover",
+    "cumsum_memory",
+    "kv_cache_bytes",
+    "kv_cache_entries",
+    "latent_cache_entries",
+    "linear_memory",
+    "linear_operations",
+    "quadratic_memory",
+    "quadratic_operations",
+    "state_entries",
+]
+
+
+def _lengths_and_widths(N: int = 0, **widths: int) -> list[int]:
+    """Return N and the widths as plain ints, or raise the error that names the wrong one."""
+    return [
+        check_integer("N", N, 0),
+        *(check_integer(name, width, 1) for name, width in widths.items()),
+    ]
+
+
+# What has to be kept
+
+
+def attention_matrix_entries(N: int) -> int:
+    r"""Numbers in the matrix of attention weights: :math:`N^2`.
+
+    The matrix is that of :eq:`eq-attention-weights`.
+
+    Examples
+    --------
+    >>> for N in (512, 4_000, 100_000):
+    ...     print(f"{N:>7,} positions {attention_matrix_entries(N):>14,} weights")
+        512 positions        262,144 weights
+      4,000 positions     16,000,000 weights
+    100,000 positions 10,000,000,000 weights
+    """
+    (N,) = _lengths_and_widths(N)
+    return N * N
+
+
+def kv_cache_entries(N: int, D: int, M: int, *, num_kv_heads: int = 1) -> int:
+    r"""Numbers in the KV cache of one layer after N tokens: :math:`N H_{kv} (D + M)`.
+
+    With as many key-value heads as query heads this is multi-head attention; with fewer,
+    grouped-query attention, :eq:`eq-grouped-query`; with one, multi-query attention, which is also
+    the cache of a single head.
+
+    References
+    ----------
+    Shazeer (2019), multi-query attention; Ainslie et al. (2023), grouped-query attention.
+
+    Examples
+    --------
+    Per token, with 32 query heads of width 128 that share 32, 8 or 1 key-value heads:
+
+    >>> [kv_cache_entries(1, 128, 128, num_kv_heads=heads) for heads in (32, 8, 1)]
+    [8192, 2048, 256]
+    """
+    N, D, M, num_kv_heads = _lengths_and_widths(N, D=D, M=M, num_kv_heads=num_kv_heads)
+    return N * num_kv_heads * (D + M)
+
+
+def latent_cache_entries(N: int, R: int) -> int:
+    r"""Numbers in the cache of multi-head latent attention after N tokens: :math:`N R`.
+
+    All heads share one latent of width R, from which :eq:`eq-latent-attention` makes their keys and
+    values. A key part for positions (RoPE), which real models cache beside it, is not counted.
+
+    References
+    ----------
+    DeepSeek-AI (2024), DeepSeek-V2, section 2.1.
+
+    Examples
+    --------
+    >>> latent_cache_entries(1, 512)
+    512
+    """
+    N, R = _lengths_and_widths(N, R=R)
+    return N * R
+
+
+def kv_cache_bytes(N: int, width: int, *, bytes_per_number: int = 2) -> int:
+    r"""Bytes of the KV cache of one layer after N tokens: :math:`2 N F` numbers.
+
+    All heads together hold one key and one value of the model's width F per token. The default is
+    16 bit, two bytes a number.
+
+    Examples
+    --------
+    >>> kv_cache_bytes(100_000, 4_096)  # 1.64 GB a layer
+    1638400000
+    """
+    N, width, bytes_per_number = _lengths_and_widths(
+        N, width=width, bytes_per_number=bytes_per_number
+    )
+    return kv_cache_entries(N, width, width) * bytes_per_number
+
+
+def state_entries(C: int, M: int, *, normalizer: bool = False) -> int:
+    r"""Numbers in the state of one head: :math:`C M`, and :math:`C` more for the normalizer z.
+
+    The state is that of :eq:`eq-recurrence`; its size does not depend on N.
+
+    References
+    ----------
+    Katharopoulos et al. (2020), equations 10 and 11.
+
+    Examples
+    --------
+    >>> state_entries(64, 64)
+    4096
+    >>> state_entries(64, 64, normalizer=True)
+    4160
+    """
+    _, C, M = _lengths_and_widths(C=C, M=M)
+    return C * M + (C if normalizer else 0)
+
+
+def cache_passes_state(D: int, M: int, C: int | None = None) -> int:
+    r"""First N at which a head's KV cache is as large as its state, :math:`N (D + M) \ge C M`.
+
+    Without C the state is D by M, as for a feature map that keeps the width; then N = D / 2 when
+    keys and values have the same width.
+
+    Examples
+    --------
+    >>> cache_passes_state(64, 64)
+    32
+    """
+    _, D, M, C = _lengths_and_widths(D=D, M=M, C=D if C is None else C)
+    return -(-state_entries(C, M) // (D + M))  # division that rounds up
+
+
+def quadratic_memory(N: int, M: int) -> int:
+    r"""Numbers kept by attention that forms its matrix: :math:`N^2 + N M`, matrix and output.
+
+    Examples
+    --------
+    >>> quadratic_memory(10_000, 64)
+    100640000
+    """
+    N, M = _lengths_and_widths(N, M=M)
+    return attention_matrix_entries(N) + N * M
+
+
+def linear_memory(N: int, C: int, M: int) -> int:
+    r"""Numbers kept by linear attention: :math:`N (C + M) + C M`, features, output and state.
+
+    The features are those of the keys, or afterwards those of the queries: :eq:`eq-bracket-trick`
+    needs one at a time.
+
+    Examples
+    --------
+    >>> linear_memory(10_000, 64, 64)
+    1284096
+    """
+    N, C, M = _lengths_and_widths(N, C=C, M=M)
+    return N * (C + M) + state_entries(C, M)
+
+
+def cumsum_memory(N: int, C: int, M: int) -> int:
+    r"""Numbers kept by the cumulative sum of :eq:`eq-cumsum-form`: :math:`N C M`, all N states.
+
+    This is more than the attention matrix while N < C M.
+
+    Examples
+    --------
+    >>> cumsum_memory(1_000, 64, 64), attention_matrix_entries(1_000)
+    (4096000, 1000000)
+    >>> cumsum_memory(4_096, 64, 64) == attention_matrix_entries(4_096)
+    True
+    """
+    N, C, M = _lengths_and_widths(N, C=C, M=M)
+    return N * state_entries(C, M)
+
+
+# What has to be computed
+
+
+class QuadraticOperations(NamedTuple):
+    """Terms of :func:`quadratic_operations`; ``total`` is their sum, ``_asdict()`` a table."""
+
+    scores: int
+    weighted_sum: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class LinearOperations(NamedTuple):
+    """Terms of :func:`linear_operations`; ``total`` is their sum, ``_asdict()`` a table."""
+
+    write_state: int
+    write_normalizer: int
+    read_state: int
+    read_normalizer: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def quadratic_operations(N: int, D: int, M: int) -> QuadraticOperations:
+    r"""Operations of attention through the N by N matrix, term by term, :eq:`eq-cost-quadratic`.
+
+    ============  ===================  ====================================================
+    term          operations           what is computed
+    ============  ===================  ====================================================
+    scores        :math:`N^2 D`        a dot product of width D for each query and each key
+    weighted_sum  :math:`N^2 M`        M products with a value for each query and each key
+    ============  ===================  ====================================================
+
+    Notes
+    -----
+    The normalizer only adds scores that are there already, :math:`N^2` additions more: one part in
+    D + M of the total, left out here.
+
+    Examples
+    --------
+    >>> quadratic_operations(10_000, 64, 64)
+    QuadraticOperations(scores=6400000000, weighted_sum=6400000000)
+    >>> f"{quadratic_operations(10_000, 64, 64).total:.2e}"
+    '1.28e+10'
+    """
+    N, D, M = _lengths_and_widths(N, D=D, M=M)
+    return QuadraticOperations(scores=N * N * D, weighted_sum=N * N * M)
+
+
+def linear_operations(N: int, C: int, M: int) -> LinearOperations:
+    r"""Operations of linear attention through the state, term by term, :eq:`eq-cost-linear`.
+
+    ================  =================  ================================================
+    term              operations         what is computed
+    ================  =================  ================================================
+    write_state       :math:`N C M`      an outer product for each key, summed into S
+    write_normalizer  :math:`N C`        the features of each key, summed into z
+    read_state        :math:`N C M`      a vector-matrix product with S for each query
+    read_normalizer   :math:`N C`        a dot product with z for each query
+    ================  =================  ================================================
+
+    Notes
+    -----
+    One step of the recurrence costs ``linear_operations(1, C, M)``, at every position the same.
+
+    Examples
+    --------
+    >>> linear_operations(10_000, 64, 64)  # doctest: +NORMALIZE_WHITESPACE
+    LinearOperations(write_state=40960000, write_normalizer=640000,
+                     read_state=40960000, read_normalizer=640000)
+    >>> f"{linear_operations(10_000, 64, 64).total:.2e}"
+    '8.32e+07'
+    """
+    N, C, M = _lengths_and_widths(N, C=C, M=M)
+    return LinearOperations(
+        write_state=N * C * M,
+        write_normalizer=N * C,
+        read_state=N * C * M,
+        read_normalizer=N * C,
+    )
+
+
+def cached_step_operations(N: int, D: int, M: int) -> int:
+    r"""Operations of one softmax step that reads a KV cache of N tokens: :math:`N (D + M)`.
+
+    Without the cache the step computes all earlier positions again and costs
+    ``quadratic_operations(N, D, M)``; with a state in its place, ``linear_operations(1, C, M)``.
+
+    Examples
+    --------
+    >>> cached_step_operations(1_000, 64, 64)
+    128000
+    >>> quadratic_operations(1_000, 64, 64).total, linear_operations(1, 64, 64).total
+    (128000000, 8320)
+    """
+    N, D, M = _lengths_and_widths(N, D=D, M=M)
+    return N * (D + M)
+
+
+def crossover(D: int, M: int, C: int | None = None) -> int:
+    r"""Smallest N at which the linear order needs fewer operations than the quadratic one.
+
+    From :math:`N^2 (D + M) > 2 N C (M + 1)` it is the first N above :math:`2 C (M + 1) / (D + M)`.
+    When all widths are D that bound is D + 1. Without C the feature map keeps the width D. Counts
+    alone decide here; on a machine the crossing lies elsewhere.
+
+    Examples
+    --------
+    >>> crossover(64, 64)
+    66
+    >>> quadratic_operations(65, 64, 64).total - linear_operations(65, 64, 64).total
+    0
+
+    A feature map that makes 64 numbers into 2,145 (all monomials up to degree 2) moves it:
+
+    >>> crossover(64, 64, C=2_145)
+    2179
+    """
+    _, D, M, C = _lengths_and_widths(D=D, M=M, C=D if C is None else C)
+    return linear_operations(1, C, M).total // quadratic_operations(1, D, M).total + 1

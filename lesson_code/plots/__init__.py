@@ -1,0 +1,11 @@
+"""The figures of the book. Needs matplotlib.
+
+`curves` and `matrix_equation` serve every chapter; what only one chapter draws is in the module of
+that chapter's subject. Every function returns a figure, which a notebook shows as its last
+expression.
+"""
+
+from lesson_code.plots import softmax
+from lesson_code.plots.style import curves, matrix_equation
+
+__all__ = ["curves", "matrix_equation", "softmax"]

@@ -1,0 +1,159 @@
+"""Options and fixtures that the tests share."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("book")
+    group.addoption("--no-skips", action="store_true", help="fail when anything was skipped")
+    group.addoption(
+        "--all-notebooks", action="store_true", help="try every notebook as Colab would, not one"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if "s" not in config.option.reportchars:  # the reasons of skipped tests are always listed
+        config.option.reportchars += "s"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    passed = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if passed and session.config.option.no_skips and _skipped(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    count = _skipped(terminalreporter.config)
+    if count and terminalreporter.config.option.no_skips:
+        terminalreporter.write_line(f"FAILED: {count} skipped, --no-skips allows none", red=True)
+
+
+def _skipped(config: pytest.Config) -> int:
+    return len(config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", []))
+
+
+def build_book(source: Path, output: Path, **execute: object) -> subprocess.CompletedProcess[str]:
+    """Build a book as `make book` does, with other `execute` settings, to `output/_build/html`."""
+    config = yaml.safe_load((source / "_config.yml").read_text(encoding="utf-8"))
+    config["execute"] |= execute
+    output.mkdir(parents=True, exist_ok=True)
+    changed = output / "config.yml"
+    changed.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    program = Path(sys.executable).with_name("jupyter-book")
+    strict = ["-W", "-n", "--keep-going"]
+    return subprocess.run(
+        [program, "build", source, *strict, "--path-output", output, "--config", changed],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def copy_tree(destination: Path) -> None:
+    """Copy what a commit of the working tree would hold."""
+    if not (shutil.which("git") and (ROOT / ".git").exists()):
+        pytest.skip("this is no git clone, or git is missing: install git and clone the repository")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():  # a deleted file stays listed until that is committed
+            (destination / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, destination / name)
+
+
+@pytest.fixture(scope="session", name="build_book")
+def build_book_fixture() -> Callable[..., subprocess.CompletedProcess[str]]:
+    return build_book
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the working tree. Tests read it; those that write copy it once more."""
+    destination = tmp_path_factory.mktemp("tree")
+    copy_tree(destination)
+    return destination
+
+
+@pytest.fixture(scope="session")
+def site_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The whole site, built strictly from the outputs in the notebooks, and what went wrong."""
+    output = tmp_path_factory.mktemp("site")
+    result = build_book(ROOT, output, execute_notebooks="off")
+    return output / "_build" / "html", result.stdout if result.returncode else ""
+
+
+@pytest.fixture(scope="session")
+def site(site_build: tuple[Path, str]) -> Path:
+    folder, trouble = site_build
+    if trouble:
+        pytest.fail("the book does not build: test_the_book_builds says why", pytrace=False)
+    return folder
+
+
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def serve() -> Iterator[Callable[[Path], str]]:
+    """A function that serves a folder on this machine and returns its address."""
+    servers = []
+
+    def start(folder: Path) -> str:
+        handler = functools.partial(_QuietHandler, directory=folder)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+# Closed with the module that uses it: Playwright's event loop must not run beside those with which
+# the same process runs notebooks.
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is missing: install requirements.txt"
+    )
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("no browser was found: install Chromium (Debian, Ubuntu: apt install chromium)")
+    arguments = [
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        # No other host can be reached, whatever a page asks for.
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    ]
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()

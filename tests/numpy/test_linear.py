@@ -1,0 +1,645 @@
+"""Linear attention: every form against a double loop, and against every other form."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lesson_code.numpy import (
+    LinearAttentionState,
+    elu_plus_one,
+    exponential,
+    identity,
+    linear_attention,
+    polynomial,
+    relu,
+    similarity_attention,
+    taylor,
+)
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+CAUSAL = ["masked", "recurrent", "cumsum", "scan", "chunkwise"]
+GLOBAL = ["quadratic", "linear"]
+every_causal_form = pytest.mark.parametrize("form", CAUSAL)
+every_form = pytest.mark.parametrize(
+    ("causal", "form"), [(True, form) for form in CAUSAL] + [(False, form) for form in GLOBAL]
+)
+TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3}
+LEADING = [
+    ((), (), ()),
+    ((2,), (2,), (2,)),
+    ((2, 3), (2, 3), (2, 3)),
+    ((2, 3), (3,), (2, 1)),
+    ((3,), (), ()),
+    ((), (2,), (3, 1)),
+    ((0,), (1,), (0,)),
+]
+
+
+def widen(x):
+    """A positive map that is not elementwise: C = 2 D + 1."""
+    return np.concatenate([x * x, abs(x[..., ::-1]), np.ones_like(x[..., :1])], axis=-1)
+
+
+# The map, and the same for one vector, from scratch.
+MAPS = {
+    "elu_plus_one": (elu_plus_one, lambda x: [t + 1 if t > 0 else math.exp(t) for t in x]),
+    "widen": (widen, lambda x: [t * t for t in x] + [abs(t) for t in x[::-1]] + [1]),
+    "identity": (identity, list),
+}
+
+
+def one_linear_attention(q, k, v, causal, normalize, S, z):
+    """The definition for one sequence of feature-mapped q and k: two loops, float64."""
+    out = np.zeros((len(q), v.shape[-1]))
+    for i in range(len(q)):
+        numerator, denominator = q[i] @ S, q[i] @ z
+        for j in range(len(k)):
+            if j <= i or not causal:
+                numerator = numerator + (q[i] @ k[j]) * v[j]
+                denominator += q[i] @ k[j]
+        if normalize:
+            numerator = numerator / denominator if denominator != 0 else 0
+        out[i] = numerator
+    for j in range(len(k)):
+        S, z = S + np.outer(k[j], v[j]), z + k[j]
+    return out, S, z
+
+
+def mapped(x, phi):
+    rows = [phi(row) for row in x.astype(float).reshape(-1, x.shape[-1])]
+    return np.array(rows, float).reshape(*x.shape[:-1], len(phi(np.zeros(x.shape[-1]))))
+
+
+def loop(q, k, v, phi, *, causal=False, normalize=True, state=None):
+    """`one_linear_attention` for every sequence of the broadcast leading dimensions."""
+    q, k = mapped(q, phi), mapped(k, phi)
+    C, M = k.shape[-1], v.shape[-1]
+    S, z = (np.zeros((C, M)), np.zeros(C)) if state is None else state
+    arrays = [(q, 2), (k, 2), (v, 2), (S, 2), (z, 1)]
+    leading = np.broadcast_shapes(*(x.shape[: x.ndim - axes] for x, axes in arrays))
+    q, k, v, S, z = (
+        np.broadcast_to(x.astype(float), leading + x.shape[x.ndim - axes :]) for x, axes in arrays
+    )
+    out, S_N, z_N = np.zeros((*q.shape[:-1], M)), np.zeros(S.shape), np.zeros(z.shape)
+    for at in np.ndindex(leading):
+        out[at], S_N[at], z_N[at] = one_linear_attention(
+            q[at], k[at], v[at], causal, normalize, S[at], z[at]
+        )
+    return out, S_N, z_N
+
+
+def draw(seed=0, Nq=7, Nk=7, D=3, M=4, leading=((), (), ()), dtype="float64"):
+    rng = np.random.default_rng(seed)
+    shapes = ((Nq, D), (Nk, D), (Nk, M))
+    return [
+        rng.normal(size=(*lead, *shape)).astype(dtype)
+        for lead, shape in zip(leading, shapes, strict=True)
+    ]
+
+
+def draw_state(C, M, batch_shape=(), seed=1, dtype="float64"):
+    rng = np.random.default_rng(seed)
+    S = rng.normal(size=(*batch_shape, C, M)).astype(dtype)
+    return LinearAttentionState(S, rng.uniform(1, 2, size=(*batch_shape, C)).astype(dtype))
+
+
+def assert_close(found, expected, dtype="float64", tolerance=None):
+    """Dtype, shape, and the error relative to the largest number of all."""
+    assert found.dtype == dtype and found.shape == expected.shape
+    bound = (tolerance or TOLERANCE[dtype]) * np.abs(expected).max(initial=1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+
+
+def assert_same_state(found, expected):
+    assert_close(found.S, expected.S)
+    assert_close(found.z, expected.z)
+
+
+# Every form is the definition.
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    N=st.integers(0, 70),
+    chunk_size=st.integers(1, 75),
+    D=st.integers(1, 4),
+    M=st.integers(0, 5),
+    leading=st.sampled_from(LEADING),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    name=st.sampled_from(list(MAPS)),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(70, 16, 3, 5, LEADING[3], "float64", "widen", 0)
+@example(0, 16, 3, 5, LEADING[2], "float64", "elu_plus_one", 0)
+@example(1, 1, 1, 2, LEADING[4], "float32", "elu_plus_one", 0)
+def test_causal_forms_are_the_definition(N, chunk_size, D, M, leading, dtype, name, seed):
+    q, k, v = draw(seed, N, N, D, M, leading, dtype)
+    feature_map, phi = MAPS[name]
+    normalize = name != "identity"  # whose normalizer comes near zero
+    expected, _, _ = loop(q, k, v, phi, causal=True, normalize=normalize)
+    _, S, z = loop(k[..., :0, :], k, v, phi)  # without the queries and their leading dimensions
+    kept = "float64" if dtype == "float64" else "float32"
+    for form in [*CAUSAL, None]:
+        out, state = linear_attention(
+            q,
+            k,
+            v,
+            feature_map=feature_map,
+            causal=True,
+            normalize=normalize,
+            form=form,
+            chunk_size=chunk_size,
+            return_state=True,
+        )
+        assert_close(out, expected, dtype)
+        assert_close(state.S, S, kept)
+        assert_close(state.z, z, kept)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    Nq=st.integers(0, 30),
+    Nk=st.integers(0, 30),
+    D=st.integers(1, 4),
+    M=st.integers(0, 5),
+    leading=st.sampled_from(LEADING),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    name=st.sampled_from(list(MAPS)),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(5, 9, 2, 3, LEADING[3], "float64", "elu_plus_one", 0)
+@example(5, 0, 2, 3, LEADING[1], "float64", "elu_plus_one", 0)
+def test_global_forms_are_the_definition(Nq, Nk, D, M, leading, dtype, name, seed):
+    q, k, v = draw(seed, Nq, Nk, D, M, leading, dtype)
+    feature_map, phi = MAPS[name]
+    normalize = name != "identity"
+    expected, _, _ = loop(q, k, v, phi, normalize=normalize)
+    for form in [*GLOBAL, None]:
+        out = linear_attention(q, k, v, feature_map=feature_map, normalize=normalize, form=form)
+        assert_close(out, expected, dtype)
+
+
+@every_causal_form
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_forms_start_from_a_state(form, normalize, dtype):
+    q, k, v = draw(2, leading=((5, 1, 1), (3, 1), (3, 1)), dtype=dtype)
+    kept = "float64" if dtype == "float64" else "float32"
+    for given_dtype in {dtype, kept}:
+        state = draw_state(3, 4, (2,), dtype=given_dtype)
+        found = linear_attention(
+            q,
+            k,
+            v,
+            causal=True,
+            normalize=normalize,
+            form=form,
+            chunk_size=3,
+            initial_state=state,
+            return_state=True,
+        )
+        phi = MAPS["elu_plus_one"][1]
+        expected = loop(q, k, v, phi, causal=True, normalize=normalize, state=state)
+        assert_close(found[0], expected[0], dtype)
+        assert found[1].S.shape == (3, 2, 3, 4) and found[1].z.shape == (3, 2, 3)
+        assert_close(found[1].S, expected[1][0], kept)
+        assert_close(found[1].z, expected[2][0], kept)
+
+
+# The worked numbers of the book.
+
+KEYS = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+VALUES = np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
+
+
+@every_causal_form
+def test_worked_numbers_causal(form):
+    options = {"feature_map": identity, "causal": True, "form": form, "chunk_size": 2}
+    out = linear_attention(KEYS, KEYS, VALUES, normalize=False, **options)
+    assert out.tolist() == [[10, 20], [30, 40], [140, 180]]
+    out = linear_attention(KEYS, KEYS, VALUES, **options)
+    assert out.tolist() == [[10, 20], [30, 40], [35, 45]]
+    states = []
+    for t in (1, 2, 3):
+        q, k, v = KEYS[:t], KEYS[:t], VALUES[:t]
+        states.append(linear_attention(q, k, v, return_state=True, **options)[1])
+    assert [state.S.tolist() for state in states] == [
+        [[10, 20], [0, 0]],
+        [[10, 20], [30, 40]],
+        [[60, 80], [80, 100]],
+    ]
+    assert [state.z.tolist() for state in states] == [[1, 0], [1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("form", GLOBAL)
+def test_worked_numbers_global(form):
+    out = linear_attention(KEYS, KEYS, VALUES, feature_map=identity, normalize=False, form=form)
+    assert out.tolist() == [[60, 80], [80, 100], [140, 180]]
+    out = linear_attention(KEYS, KEYS, VALUES, feature_map=identity, form=form)
+    assert out.tolist() == [[30, 40], [40, 50], [35, 45]]
+
+
+def test_worked_numbers_written_and_read():
+    state = LinearAttentionState.zeros(2, 2)
+    for k, v in zip(KEYS, VALUES, strict=True):
+        state = state.write(k, v)
+    assert state.S.tolist() == [[60, 80], [80, 100]]
+    for q, plain, normalized in (
+        ([1.0, 0.0], [60, 80], [30, 40]),
+        ([0.0, 1.0], [80, 100], [40, 50]),
+        ([0.5, 0.5], [70, 90], [35, 45]),
+    ):
+        assert state.read(np.array(q), normalize=False).tolist() == plain
+        assert state.read(np.array(q)).tolist() == normalized
+
+
+# Streaming.
+
+
+@pytest.mark.parametrize("first", CAUSAL)
+@pytest.mark.parametrize("second", CAUSAL)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_split_anywhere_and_hand_the_state_to_any_form(first, second, normalize):
+    q, k, v = draw(3, leading=((2, 1), (3,), (3,)))
+    options = {"causal": True, "normalize": normalize, "chunk_size": 3, "return_state": True}
+    whole, final = linear_attention(q, k, v, **options)
+    for t in range(8):
+        before, after = ([x[..., part, :] for x in (q, k, v)] for part in (np.s_[:t], np.s_[t:]))
+        head, state = linear_attention(*before, form=first, **options)
+        tail, last = linear_attention(*after, form=second, initial_state=state, **options)
+        assert_close(np.concatenate([head, tail], axis=-2), whole)
+        assert_same_state(last, final)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_write_and_read_are_one_step_of_the_recurrence(dtype, normalize):
+    q, k, v = draw(4, leading=((2, 3), (3,), (2, 1)), dtype=dtype)
+    kept = "float64" if dtype == "float64" else "float32"
+    out, final = linear_attention(
+        q, k, v, feature_map=abs, causal=True, normalize=normalize, return_state=True
+    )
+    for start in {dtype, kept}:
+        state = LinearAttentionState.zeros(3, 4, (2, 3), start)
+        for t in range(7):
+            state = state.write(abs(k[..., t, :]), v[..., t, :])
+            read = state.read(abs(q[..., t, :]), normalize=normalize)
+            assert_close(read, out[..., t, :], dtype)
+        assert_close(state.S, final.S, kept)
+        assert_close(state.z, final.z, kept)
+
+
+def test_states_in_float32_do_not_stick():
+    """4,096 ones in float16 would stop at 2,048."""
+    ones = np.ones((4096, 1), "float16")
+    for form in CAUSAL:
+        out, state = linear_attention(
+            ones,
+            ones,
+            ones,
+            feature_map=identity,
+            causal=True,
+            normalize=False,
+            form=form,
+            return_state=True,
+        )
+        assert state.S == state.z == out[-1] == 4096 and state.S.dtype == "float32"
+    state = LinearAttentionState.zeros(1, 1, dtype="float16")
+    for _ in range(2100):
+        state = state.write(ones[0], ones[0])
+    assert state.S == 2100
+
+
+@every_causal_form
+@pytest.mark.parametrize("N", [0, 1, 5])
+def test_states_are_new_and_stay_as_they_were(form, N):
+    q, k, v = draw(5, N, N)
+    given_state = draw_state(3, 4)
+    before = LinearAttentionState(*(x.copy() for x in given_state))
+    _, state = linear_attention(
+        q, k, v, causal=True, form=form, initial_state=given_state, return_state=True
+    )
+    if N == 0:
+        assert_same_state(state, before)
+    for x in state:
+        assert x.base is None, "a view would keep every state of the scan in memory"
+        x[...] = np.nan
+    state = given_state.write(np.ones(3), np.ones(4))
+    state.S[...] = state.z[...] = np.nan
+    assert_same_state(given_state, before)
+
+
+# Causality, NaN, sequences of a batch.
+
+
+@every_causal_form
+def test_the_future_does_not_reach_the_past(form):
+    q, k, v = draw(6, 9, 9, leading=LEADING[1])
+    options = {"causal": True, "form": form, "chunk_size": 4}
+    past = linear_attention(q, k, v, **options)[:, :5]
+    for x in (q, k, v):
+        x[:, 5:] = -3 * x[:, 5:] + 1
+    np.testing.assert_array_equal(linear_attention(q, k, v, **options)[:, :5], past)
+
+
+@every_form
+def test_nan_stays_in_its_sequence(causal, form):
+    for spoiled in range(3):
+        arrays = draw(7, 9, 9, leading=((2, 3),) * 3)
+        arrays[spoiled][1, 2, 5, 1] = np.nan
+        out = linear_attention(*arrays, causal=causal, form=form, chunk_size=4)
+        rows = np.isnan(out).any(axis=-1)
+        assert rows[1, 2, 5] and rows.sum() == rows[1, 2].sum()
+
+
+@every_causal_form
+def test_nan_and_the_past(form):
+    """It may reach the past of its chunk in the masked form; in the others it does not."""
+    first = {"masked": 0, "chunkwise": 4}.get(form, 5)
+    options = {"causal": True, "form": form, "chunk_size": 4}
+    q, k, v = draw(8, 9, 9)
+    v[5, 1] = np.nan
+    spoiled = np.isnan(linear_attention(q, k, v, **options))
+    assert spoiled[:, 1].tolist() == [False] * first + [True] * (9 - first)
+    assert not spoiled[:, [0, 2, 3]].any()
+    q, k, v = draw(8, 9, 9)
+    k[5, 1] = np.nan
+    rows = np.isnan(linear_attention(q, k, v, **options)).any(axis=-1)
+    assert rows.tolist() == [False] * 5 + [True] * 4
+    q, k, v = draw(8, 9, 9)
+    q[5, 1] = np.nan
+    rows = np.isnan(linear_attention(q, k, v, **options)).any(axis=-1)
+    assert rows.nonzero()[0].tolist() == [5]
+
+
+# The normalizer.
+
+
+@every_form
+def test_a_normalizer_of_zero_gives_zero(causal, form):
+    q, k, v = (abs(x) for x in draw(9, 6, 6))
+    k[:2] = -k[:2]  # nothing is remembered before position 2
+    q[4] = -q[4]  # and nothing is asked at position 4
+    options = {"feature_map": relu, "causal": causal, "form": form, "chunk_size": 4}
+    out = linear_attention(q, k, v, **options)
+    zero = [0, 1, 4] if causal else [4]
+    np.testing.assert_array_equal(out[zero], 0)
+    assert (out[[2, 3, 5]] > 0).all()
+    # Here the numerator is not 0, yet the normalizer is: 1 - 1.
+    q, k, v = np.ones((2, 1)), np.array([[1.0], [-1.0]]), np.array([[2.0], [3.0]])
+    assert linear_attention(q, k, v, **options | {"feature_map": identity})[1] == 0
+
+
+@every_form
+def test_no_epsilon(causal, form):
+    """A mean of equal values is this value, however small the features are."""
+    q, k, _ = draw(10, 6, 6)
+    v = np.full((6, 2), 3.0)
+    out = linear_attention(
+        q, k, v, feature_map=lambda x: 1e-120 * np.exp(x), causal=causal, form=form
+    )
+    np.testing.assert_allclose(out, 3, rtol=1e-12)
+    q32, k32, v32 = (x.astype("float32") for x in (q, k - 80, v))
+    out = linear_attention(q32, k32, v32, causal=causal, form=form)
+    np.testing.assert_allclose(out, 3, rtol=1e-4)
+
+
+def test_reading_an_empty_state():
+    state = LinearAttentionState.zeros(3, 4)
+    np.testing.assert_array_equal(state.read(np.ones(3)), np.zeros(4))
+    assert state.S.dtype == state.z.dtype == "float64"
+
+
+@every_form
+@pytest.mark.parametrize("feature_map", [elu_plus_one, exponential, taylor(3), polynomial(2, 3)])
+def test_the_similarity_is_the_product_of_the_features(causal, form, feature_map):
+    q, k, v = draw(11)
+    out = linear_attention(q, k, v, feature_map=feature_map, causal=causal, form=form)
+    expected = similarity_attention(
+        q, k, v, lambda q, k: feature_map(q) @ feature_map(k).T, causal=causal
+    )
+    assert_close(out, expected)
+
+
+# Memory.
+
+
+def peak_bytes(N, **options):
+    q, k, v = draw(0, N, N, 8, 8)
+    tracemalloc.start()
+    linear_attention(q, k, v, **options)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("form", ["recurrent", "cumsum", "chunkwise", "linear", None])
+def test_memory_is_linear(form):
+    causal = form != "linear"
+    assert peak_bytes(2048, causal=causal, form=form) < 2.2 * peak_bytes(
+        1024, causal=causal, form=form
+    )
+
+
+def test_memory_that_is_not():
+    for causal, form in ((True, "masked"), (False, "quadratic")):
+        small, large = (peak_bytes(N, causal=causal, form=form) for N in (1024, 2048))
+        assert large > 3.5 * small
+    # cumsum keeps N states of C·M numbers, the recurrence one.
+    states = 8 * 2048 * 8 * 8
+    assert peak_bytes(2048, causal=True, form="cumsum") > states
+    assert peak_bytes(2048, causal=True, form="recurrent") < states
+    assert peak_bytes(2048, causal=True, form="chunkwise") < states
+
+
+# Inputs and arguments.
+
+
+@every_form
+def test_inputs_are_left_alone_and_any_strides_work(causal, form):
+    q, k, v = draw(12, leading=LEADING[1])
+    options = {"causal": causal, "form": form, "chunk_size": 3}
+    expected = linear_attention(q, k, v, **options)
+    state = None
+    if causal:
+        options["initial_state"] = state = draw_state(3, 4)
+        expected = linear_attention(q, k, v, **options)
+    for x in (q, k, v, *(state or ())):
+        x.flags.writeable = False
+    assert_close(linear_attention(q, k, v, **options), expected)
+    strided = [np.asfortranarray(np.repeat(x, 2, axis=-1))[..., ::2] for x in (q, k, v)]
+    assert_close(linear_attention(*strided, **options), expected)
+    shared = [np.broadcast_to(x[0], (3, *x.shape[1:])) for x in (q, k, v)]
+    out = linear_attention(*shared, **options)
+    assert_close(out, np.stack([expected[0]] * 3))
+    assert out.flags.writeable
+
+
+def test_identity_hands_out_no_alias():
+    q, k, v = draw(13, 1, 1)
+    out, state = linear_attention(
+        q, k, v, feature_map=identity, causal=True, normalize=False, return_state=True
+    )
+    assert not any(np.shares_memory(x, y) for x in (out, *state) for y in (q, k, v))
+
+
+@every_form
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_arguments_that_are_no_float_arrays(causal, form, name):
+    args = dict(zip("qkv", draw(), strict=True))
+    options = {"causal": causal, "form": form}
+    for wrong in (args[name].astype(int), args[name] > 0, args[name].astype(complex)):
+        with pytest.raises(TypeError, match=f"^{name} must have a floating dtype"):
+            linear_attention(**args | {name: wrong}, **options)
+    with pytest.raises(TypeError, match=f"^{name} must be a NumPy array, got list"):
+        linear_attention(**args | {name: args[name].tolist()}, **options)
+    with pytest.raises(TypeError, match="must have the dtype of q, float"):
+        linear_attention(**args | {name: args[name].astype("float32")}, **options)
+
+
+STATE = draw_state(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"form": "linear", "causal": True}, ValueError, "form must be None or one of 'masked', "),
+        ({"form": "masked"}, ValueError, "form must be None or one of 'quadratic', 'linear' when"),
+        ({"form": "parallel"}, ValueError, "form must be .* got 'parallel'"),
+        ({"form": ""}, ValueError, "form must be .* got ''"),
+        ({"form": 1, "causal": True}, ValueError, "form must be .* got 1"),
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+        ({"chunk_size": -3, "causal": True}, ValueError, "chunk_size must be at least 1"),
+        ({"chunk_size": 2.0}, TypeError, "chunk_size must be an integer, got 2.0"),
+        ({"chunk_size": True, "causal": True}, TypeError, "chunk_size must be an integer"),
+        ({"chunk_size": None, "causal": True}, TypeError, "chunk_size must be an integer"),
+        ({"initial_state": STATE}, ValueError, "initial_state needs causal=True, got"),
+        ({"return_state": True}, ValueError, "return_state needs causal=True, got"),
+        ({"feature_map": "elu"}, TypeError, "feature_map must be callable, got str"),
+        ({"feature_map": taylor(4)}, ValueError, r"x must have shape \(\.\.\., 4\)"),
+    ],
+)
+def test_options(options, error, message):
+    with pytest.raises(error, match="^" + message):
+        linear_attention(*draw(), **options)
+
+
+@every_form
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: x.sum(axis=-1),
+        lambda x: x[..., :2, :],
+        lambda x: x.T,
+        lambda x: x[None],
+        lambda x: x.astype(int),
+        lambda x: x > 0,
+        lambda x: x.tolist(),
+        lambda x: None,
+        lambda x: np.ones((7, 1 + int(x[0, 0] > 0))),  # another width for q than for k
+    ],
+)
+def test_feature_maps_that_do_not_fit(causal, form, wrong):
+    q, k, v = draw()
+    q[0, 0], k[0, 0] = 1, -1
+    with pytest.raises(ValueError, match="^feature_map must "):
+        linear_attention(q, k, v, feature_map=wrong, causal=causal, form=form)
+
+
+@every_form
+def test_features_in_another_precision_are_cast(causal, form):
+    q, k, v = draw(dtype="float32")
+    options = {"causal": causal, "form": form}
+    out = linear_attention(q, k, v, feature_map=lambda x: np.exp(x / np.float64(2)), **options)
+    expected = linear_attention(q, k, v, feature_map=lambda x: np.exp(x / 2), **options)
+    assert out.dtype == "float32"
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+
+
+def test_feature_maps_are_given_the_accumulation_dtype():
+    given_dtypes = []
+    q, k, v = draw(dtype="float16")
+    linear_attention(q, k, v, feature_map=lambda x: given_dtypes.append(x.dtype) or x * x)
+    assert given_dtypes == ["float32", "float32"]
+
+
+def test_shapes_that_do_not_fit():
+    q, k, v = draw()
+    for causal in (False, True):
+        for wrong, message in (
+            ((q[0], k, v), r"q must have shape \(\.\.\., N, D\), got \(3,\)"),
+            ((q, k[:, :2], v), "k must have the width of q, 3, got 2"),
+            ((q, k, v[:5]), "v must have the length of k, 7, got 5"),
+            ((np.stack([q, q]), np.stack([k, k, k]), v), "the leading dimensions of q and k must"),
+            ((np.stack([q, q]), k, np.stack([v] * 3)), "the leading dimensions of q, k and v must"),
+        ):
+            with pytest.raises(ValueError, match="^" + message):
+                linear_attention(*wrong, causal=causal)
+    linear_attention(q[:5], k, v)
+    with pytest.raises(ValueError, match="^q must have the length of k when causal=True, 7, got 5"):
+        linear_attention(q[:5], k, v, causal=True)
+
+
+@every_causal_form
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        (tuple(STATE), TypeError, "initial_state must be a LinearAttentionState, got tuple"),
+        (STATE.S, TypeError, "initial_state must be a LinearAttentionState, got ndarray"),
+        (draw_state(4, 3), ValueError, "S of initial_state must have the width C .*, 3, got 4"),
+        (draw_state(3, 5), ValueError, "S of initial_state must have the width M .*, 4, got 5"),
+        (STATE._replace(z=np.ones(2)), ValueError, "z of initial_state must have the width C"),
+        (STATE._replace(z=np.ones(())), ValueError, "z of initial_state must have shape"),
+        (STATE._replace(S=np.ones(3)), ValueError, "S of initial_state must have shape"),
+        (STATE._replace(S=[[1.0]]), TypeError, "S of initial_state must be a NumPy array"),
+        (STATE._replace(z=np.ones(3, int)), TypeError, "z of initial_state must have a floating"),
+        (STATE._replace(z=STATE.z.astype("f4")), TypeError, "z of initial_state must have the dty"),
+        (draw_state(3, 4, dtype="f4"), TypeError, "S of initial_state must have dtype float64, "),
+        (draw_state(3, 4, (3,)), ValueError, "the leading dimensions of k, v, S and z must"),
+    ],
+)
+def test_states_that_do_not_fit(form, state, error, message):
+    q, k, v = draw(leading=LEADING[1])
+    with pytest.raises(error, match="^" + message):
+        linear_attention(q, k, v, causal=True, form=form, initial_state=state)
+
+
+def test_queries_that_do_not_fit_the_state():
+    q, k, v = draw(leading=((2,), (), ()))
+    with pytest.raises(ValueError, match="^the leading dimensions of q and initial_state must"):
+        linear_attention(q, k, v, causal=True, initial_state=draw_state(3, 4, (3,)))
+    single = [x.astype("f2") for x in (q, k, v)]
+    with pytest.raises(TypeError, match="^S of initial_state must have dtype float16 or float32,"):
+        linear_attention(*single, causal=True, initial_state=STATE)
+
+
+def test_states_refuse():
+    k, v = np.ones(3), np.ones(4)
+    single = np.ones(3, "f4")
+    for call, error, message in (
+        (lambda: STATE.write(v, v), ValueError, "S of the state must have the width C"),
+        (lambda: STATE.write(k, k), ValueError, "S of the state must have the width M"),
+        (lambda: STATE.read(v), ValueError, "S of the state must have the width C"),
+        (lambda: STATE.write([1.0], v), TypeError, "k must be a NumPy array"),
+        (lambda: STATE.write(k, v.astype(int)), TypeError, "v must have a floating dtype"),
+        (lambda: STATE.write(single, v), TypeError, "v must have the dtype of k, float32"),
+        (lambda: STATE.read(single), TypeError, "S of the state must have dtype float32"),
+        (lambda: STATE.read(k > 0), TypeError, "q must have a floating dtype"),
+        (lambda: STATE.read(np.array(1.0)), ValueError, r"q must have shape \(\.\.\., C\)"),
+        (lambda: LinearAttentionState([[1.0]], k).read(k), TypeError, "S of the state must be a"),
+        (lambda: LinearAttentionState.zeros(-1, 2), ValueError, "C must be at least 0, got -1"),
+        (lambda: LinearAttentionState.zeros(1, 2.0), TypeError, "M must be an integer"),
+        (lambda: LinearAttentionState.zeros(1, 2, dtype=int), TypeError, "dtype must have a flo"),
+    ):
+        with pytest.raises(error, match="^" + message):
+            call()
+    several = LinearAttentionState.zeros(3, 4, (2,))
+    with pytest.raises(ValueError, match="^the leading dimensions of k, v, S and z must broad"):
+        several.write(np.ones((5, 3)), v)
+    with pytest.raises(ValueError, match="^the leading dimensions of q, S and z must broadcast"):
+        several.read(np.ones((5, 3)))

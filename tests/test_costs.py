@@ -1,0 +1,137 @@
+"""The counts, against loops that count one by one, and against the numbers that the book quotes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lesson_code import costs
+
+widths = st.integers(1, 300)
+lengths = st.integers(0, 100_000)
+
+
+def test_the_matrix_of_the_fifth_source():
+    assert costs.attention_matrix_entries(512) == 262_144
+    assert costs.attention_matrix_entries(4_000) == 16_000_000
+    assert costs.attention_matrix_entries(100_000) == 10_000_000_000
+    assert costs.attention_matrix_entries(10_000) == 100_000_000
+    assert costs.attention_matrix_entries(0) == 0
+
+
+def test_the_cache_of_a_long_text():
+    assert round(costs.kv_cache_bytes(100_000, 4_096) / 1e9, 2) == 1.64
+    assert costs.kv_cache_bytes(10, 64, bytes_per_number=4) == 10 * 2 * 64 * 4
+
+
+def test_heads_of_half_the_width_cache_the_same_in_all():
+    assert costs.kv_cache_entries(7, 32, 32, num_kv_heads=4) == costs.kv_cache_entries(7, 128, 128)
+    assert costs.kv_cache_entries(7, 3, 5) == 7 * 8
+    assert costs.latent_cache_entries(7, 16) == 112
+
+
+def test_the_operations_of_the_third_source():
+    quadratic, linear = (
+        costs.quadratic_operations(10_000, 64, 64),
+        costs.linear_operations(10_000, 64, 64),
+    )
+    assert quadratic.total == 12_800_000_000 == sum(quadratic._asdict().values())
+    assert linear.total == 83_200_000 == sum(linear._asdict().values())
+
+
+@pytest.mark.parametrize("N, D, M, C", [(1, 2, 3, 4), (5, 3, 2, 7), (4, 1, 1, 1), (0, 2, 2, 2)])
+def test_operations_against_loops_that_count(N, D, M, C):
+    scores = sum(1 for _ in range(N) for _ in range(N) for _ in range(D))
+    weighted = sum(1 for _ in range(N) for _ in range(N) for _ in range(M))
+    assert costs.quadratic_operations(N, D, M) == (scores, weighted)
+
+    state = sum(1 for _ in range(N) for _ in range(C) for _ in range(M))
+    normalizer = sum(1 for _ in range(N) for _ in range(C))
+    assert costs.linear_operations(N, C, M) == (state, normalizer, state, normalizer)
+
+
+def test_memory_against_arrays():
+    N, C, M = 11, 5, 3
+    rng = np.random.default_rng(0)
+    features, v = rng.normal(size=(N, C)), rng.normal(size=(N, M))
+    out = features @ features.T @ v
+    assert costs.quadratic_memory(N, M) == (features @ features.T).size + out.size
+    assert costs.linear_memory(N, C, M) == features.size + out.size + (features.T @ v).size
+    states = np.cumsum(features[:, :, None] * v[:, None, :], axis=0)
+    assert costs.cumsum_memory(N, C, M) == states.size
+    assert costs.state_entries(C, M) == states[-1].size
+    z = features.sum(0)
+    assert costs.state_entries(C, M, normalizer=True) == states[-1].size + z.size
+
+
+@given(N=lengths, C=widths, M=widths)
+def test_the_cumulative_sum_keeps_more_than_the_matrix_while_n_is_small(N, C, M):
+    more = costs.cumsum_memory(N, C, M) > costs.attention_matrix_entries(N)
+    assert more == (0 < N < C * M)
+
+
+@given(D=widths, M=widths, C=widths)
+def test_crossover_is_the_smallest_n(D, M, C):
+    def linear_is_cheaper(N):
+        linear, quadratic = costs.linear_operations(N, C, M), costs.quadratic_operations(N, D, M)
+        return linear.total < quadratic.total
+
+    N = costs.crossover(D, M, C)
+    assert linear_is_cheaper(N) and not linear_is_cheaper(N - 1)
+
+
+@given(D=widths, M=widths, C=widths)
+def test_the_cache_passes_the_state_at_the_smallest_n(D, M, C):
+    N, state = costs.cache_passes_state(D, M, C), costs.state_entries(C, M)
+    assert costs.kv_cache_entries(N, D, M) >= state > costs.kv_cache_entries(N - 1, D, M)
+
+
+@pytest.mark.parametrize("D", [2, 16, 64, 128])
+def test_both_crossings_when_all_widths_are_equal(D):
+    assert costs.cache_passes_state(D, D) == D // 2
+    assert costs.crossover(D, D) == D + 2  # the counts are equal at D + 1
+
+
+def test_a_step_costs_its_share():
+    N, D, M = 6, 3, 2
+    steps = sum(costs.cached_step_operations(t, D, M) for t in range(1, N + 1))
+    assert 2 * steps == costs.quadratic_operations(N, D, M).total + N * (D + M)
+    assert N * costs.linear_operations(1, D, M).total == costs.linear_operations(N, D, M).total
+
+
+def test_numpy_integers_give_plain_ones():
+    count = costs.attention_matrix_entries(np.int32(100_000))
+    assert type(count) is int and count == 10**10  # past the largest 32-bit integer
+
+
+CALLS = {
+    costs.attention_matrix_entries: {"N": 3},
+    costs.kv_cache_entries: {"N": 3, "D": 2, "M": 2, "num_kv_heads": 1},
+    costs.latent_cache_entries: {"N": 3, "R": 2},
+    costs.kv_cache_bytes: {"N": 3, "width": 2, "bytes_per_number": 2},
+    costs.state_entries: {"C": 2, "M": 2},
+    costs.cache_passes_state: {"D": 2, "M": 2, "C": 2},
+    costs.quadratic_memory: {"N": 3, "M": 2},
+    costs.linear_memory: {"N": 3, "C": 2, "M": 2},
+    costs.cumsum_memory: {"N": 3, "C": 2, "M": 2},
+    costs.quadratic_operations: {"N": 3, "D": 2, "M": 2},
+    costs.linear_operations: {"N": 3, "C": 2, "M": 2},
+    costs.cached_step_operations: {"N": 3, "D": 2, "M": 2},
+    costs.crossover: {"D": 2, "M": 2, "C": 2},
+}
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_wrong_arguments_are_named(function):
+    for name in CALLS[function]:
+        for value in (2.0, "2", True):
+            with pytest.raises(TypeError, match=rf"^{name} "):
+                function(**{**CALLS[function], name: value})
+        too_small = -1 if name == "N" else 0
+        with pytest.raises(ValueError, match=rf"^{name} "):
+            function(**{**CALLS[function], name: too_small})
+
+
+def test_every_function_is_public():
+    classes = {"QuadraticOperations", "LinearOperations"}
+    assert {function.__name__ for function in CALLS} == set(costs.__all__) - classes
