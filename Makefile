@@ -4,29 +4,28 @@
 
 BIN := .venv/bin
 
-.PHONY: book serve test test-colab execute bench clean
+.PHONY: book serve test test-colab execute clean
 
+# A failed build is removed: built again, unchanged pages would not repeat their warnings.
 book: .venv/ready _build/code
-	@$(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/html; exit 1; }  # or a second run would hide the warnings
+	@"$(BIN)"/jupyter-book build . -W -n --keep-going || { rm -rf _build/html; exit 1; }
 	@printf '\nThe book is ready. Open _build/html/index.html in a browser, or type: make serve\n'
 
 serve:
 	@test -f _build/html/index.html || { echo 'There is no book to serve yet: type `make book` first.'; exit 1; }
-	@python3 -m http.server 8000 --bind 127.0.0.1 --directory _build/html
+	@echo 'The book is at http://127.0.0.1:8000 until you press Ctrl-C.'
+	@"$(BIN)"/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html
 
 test: .venv/ready
-	$(BIN)/python -m pytest $(if $(NO_SKIPS),--no-skips)
+	"$(BIN)"/python -m pytest $(if $(NO_SKIPS),--no-skips)
 
 # Every notebook alone, in an environment that has only what Colab brings. `make test` tries one of them.
 test-colab: .venv/ready
-	$(BIN)/python -m pytest tests/test_colab.py --all-notebooks
+	"$(BIN)"/python -m pytest tests/test_colab.py --all-notebooks
 
-# For authors: runs the notebooks whose cells changed and stores their outputs in them.
+# For authors: runs the notebooks and stores their outputs in them.
 execute: .venv/ready
-	$(BIN)/python tools/notebooks.py execute book/*.ipynb
-
-bench: .venv/ready
-	@for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+	"$(BIN)"/python tools/notebooks.py execute book/*.ipynb
 
 clean:
 	rm -rf .venv _build

@@ -54,6 +54,7 @@ def build_book(source: Path, output: Path, **execute: object) -> subprocess.Comp
     """Build a book as `make book` does, with other `execute` settings, to `output/_build/html`."""
     config = yaml.safe_load((source / "_config.yml").read_text(encoding="utf-8"))
     config["execute"] |= execute
+    config["sphinx"]["local_extensions"] = {"whole_lines": str(source / "tools")}
     output.mkdir(parents=True, exist_ok=True)
     changed = output / "config.yml"
     changed.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")

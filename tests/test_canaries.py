@@ -62,6 +62,7 @@ def small_book(tmp_path: Path) -> Callable[[str], Path]:
         shutil.copy(ROOT / "book" / "references.bib", folder / "book")
         shutil.copy(CANARIES / name, folder / "book")
         shutil.copy(ROOT / "_config.yml", folder)
+        shutil.copytree(ROOT / "tools", folder / "tools")
         shutil.copy(ROOT / "Makefile", folder)
         (folder / "book" / "bibliography.md").write_text(
             "# Bibliography\n\n```{bibliography}\n```\n"

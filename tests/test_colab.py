@@ -44,14 +44,15 @@ def colab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     pins = (ROOT / "requirements.txt").read_text(encoding="utf-8")
     torch = re.search(r"(?m)^torch==[\w.]+", pins)[0]
     packages = [torch if name == "torch" else name for name in COLAB]
-    result = run(
-        python, "-m", "pip", "install", "--quiet", "--no-compile", "--retries=1", *packages
-    )
-    if "(from versions: none)" in result.stderr:
-        pytest.skip("pip reaches no package index: check the network connection")
-    assert result.returncode == 0, result.stderr
-    yield python
-    shutil.rmtree(folder)  # it is large, and pytest would keep it for three runs
+    try:
+        install = ["-m", "pip", "install", "--quiet", "--no-compile", "--retries=1"]
+        result = run(python, *install, *packages)
+        if "(from versions: none)" in result.stderr:
+            pytest.skip("pip reaches no package index: check the network connection")
+        assert result.returncode == 0, result.stderr
+        yield python
+    finally:
+        shutil.rmtree(folder)  # it is large, and pytest would keep it for three runs
 
 
 @pytest.fixture(scope="module")

@@ -91,3 +91,20 @@ def test_no_file_names_a_package_index_or_a_place_on_one_machine(tree: Path) -> 
                 found += [f"{name}: {match[0]}" for match in pattern.finditer(text)]
     # This file spells out what it looks for.
     assert [line for line in found if not line.startswith("tests/test_package.py")] == []
+
+
+@pytest.mark.parametrize("text", ["pip install --index-url x", "https://pypi.org/simple"])
+def test_a_package_index_is_seen(text: str) -> None:
+    assert HOSTS.search(text)
+
+
+@pytest.mark.parametrize("text", ["cd /home/reader/book", 'open("/tmp/a")', "(/work/main)"])
+def test_a_place_on_one_machine_is_seen(text: str) -> None:
+    assert PATHS.search(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://example.org/home/a", "_build/tmp/a", "$OUT/tmp/a", "1/tmp"]
+)
+def test_a_place_elsewhere_is_no_place_on_one_machine(text: str) -> None:
+    assert not PATHS.search(text)

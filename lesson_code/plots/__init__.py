@@ -5,7 +5,15 @@ that chapter's subject. Every function returns a figure, which a notebook shows 
 expression.
 """
 
-from lesson_code.plots import softmax
+from lesson_code.plots import bracket, feature_maps, memory, recurrence, softmax
 from lesson_code.plots.style import curves, matrix_equation
 
-__all__ = ["curves", "matrix_equation", "softmax"]
+__all__ = [
+    "bracket",
+    "curves",
+    "feature_maps",
+    "matrix_equation",
+    "memory",
+    "recurrence",
+    "softmax",
+]

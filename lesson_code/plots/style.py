@@ -110,7 +110,7 @@ def draw_matrix(
     signed = bool((shown < 0).any())
     limit = limit or float(np.abs(shown).max()) or 1.0
     axes.set_facecolor("#ececec")
-    axes.imshow(
+    image = axes.imshow(
         shown,
         cmap=SIGNED if signed else POSITIVE,
         vmin=-limit if signed else 0,
@@ -123,7 +123,8 @@ def draw_matrix(
         for i, j in zip(*np.nonzero(~hidden), strict=True):
             value = values[i, j]
             text = f"{value:.0f}" if value == round(value) else f"{value:.{digits}f}"
-            color = "white" if abs(value) > 0.55 * limit else INK
+            red, green, blue, _ = image.to_rgba(value)
+            color = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
             text = text.replace("-", "\N{MINUS SIGN}")
             axes.text(j, i, text, ha="center", va="center", color=color)
     if small:
@@ -195,22 +196,45 @@ def curves(
             linestyle=DASHES[index % 6],
             marker=MARKERS[index % 6] if len(x) <= 12 else None,
         )
-        axes.annotate(
-            f" {name}", (x[-1], y[-1]), color=COLORS[index % 6], va="center", annotation_clip=False
-        )
-    for position, text in marks:
-        axes.axvline(position, color=GRAY, linestyle=":", linewidth=1.4)
-        axes.annotate(
-            f" {text}",
-            (position, 1),
-            xycoords=("data", "axes fraction"),
-            color=GRAY,
-            va="top",
-            fontsize=10,
-        )
     axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.margins(x=0.02)
     if logx:
         axes.set_xscale("log")
     if logy:
         axes.set_yscale("log")
+    _name_lines(axes, height)
+    for position, text in marks:
+        axes.axvline(position, color=GRAY, linestyle=":", linewidth=1.4)
+        axes.annotate(
+            text,
+            (position, 1),
+            xytext=(0, 3),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            color=GRAY,
+            ha="center",
+            fontsize=10,
+        )
     return figure
+
+
+def _name_lines(axes: Axes, height: float) -> None:
+    """Write each line's name beside its right end, pushed up where it would cover another."""
+    axes.autoscale_view()
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    ends = [
+        (to_fraction.transform((line.get_xdata()[-1], line.get_ydata()[-1]))[1], line)
+        for line in axes.get_lines()
+    ]
+    apart = 14 / (72 * height * 0.8)  # a line of text, as a fraction of the axes' height
+    lowest = -1.0
+    for fraction, line in sorted(ends, key=lambda end: end[0]):
+        lowest = max(fraction, lowest + apart)
+        axes.text(
+            1.01,
+            lowest,
+            line.get_label(),
+            transform=axes.transAxes,
+            color=line.get_color(),
+            va="center",
+        )

@@ -1,0 +1,88 @@
+"""Figures of feature maps: their slopes, the spread of random features, rows of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lesson_code.numpy import elu_plus_one, positive_random_features, relu
+from lesson_code.plots.style import (
+    BLUE,
+    COLORS,
+    DASHES,
+    GRAY,
+    VERMILION,
+    BookFigure,
+    drawing,
+    new_figure,
+)  # fmt: skip
+
+
+@drawing
+def values_and_slopes(limit: float = 3) -> BookFigure:
+    """elu(x) + 1 and relu(x) over x (left), and the slopes of both (right)."""
+    figure, ((left, right),) = new_figure(2, height=2.9)
+    below, above = np.linspace(-limit, 0, 100), np.linspace(0, limit, 100)
+    x = np.concatenate([below, above])
+    slopes = {
+        "elu(x) + 1": np.concatenate([np.exp(below), np.ones(100)]),
+        "relu(x)": np.concatenate([np.zeros(100), np.ones(100)]),
+    }
+    values = {"elu(x) + 1": elu_plus_one(x), "relu(x)": relu(x)}
+    for axes, lines, title in (left, values, "value"), (right, slopes, "slope"):
+        for index, (name, y) in enumerate(lines.items()):
+            axes.plot(x, y, label=name, color=COLORS[index], linestyle=DASHES[index])
+        axes.set(xlabel="x", title=title)
+    right.set_ylim(-0.08, 1.3)
+    left.legend(loc="upper left")
+    return figure
+
+
+@drawing
+def estimated_over_exact(
+    num_features: Sequence[int], dim: int = 4, pairs: int = 300, seed: int = 0
+) -> BookFigure:
+    """Estimated over exact similarity of pairs q = k against |q + k|, a new draw for each pair.
+
+    One panel for each number of features; the band is one standard deviation of independent ones.
+    """
+    rng = np.random.default_rng(seed)
+    z = np.linspace(0.02, 4, pairs)  # |q + k| / D^(1/4)
+    direction = rng.standard_normal((pairs, dim))
+    direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
+    x = dim**0.25 * z[:, None] / 2 * direction
+    exact = np.exp(z**2 / 4)
+    figure, (panels,) = new_figure(len(num_features), height=3.2, sharey=True)
+    for axes, m in zip(panels, num_features, strict=True):
+        features = [
+            positive_random_features(m, dim, orthogonal=False, seed=s)(row)
+            for s, row in enumerate(x)
+        ]
+        ratio = np.array([phi @ phi for phi in features]) / exact
+        error = np.sqrt(np.expm1(z**2) / m)
+        axes.fill_between(z, np.maximum(1 - error, 1e-9), 1 + error, color=BLUE, alpha=0.18, lw=0)
+        axes.axhline(1, color=GRAY, linewidth=1.2)
+        axes.plot(z, ratio, ".", color=VERMILION, markersize=4)
+        axes.set(yscale="log", ylim=(1e-3, 1e2), title=f"m = {m}")
+        axes.set_xlabel(r"$|q + k| \,/\, D^{1/4}$")
+    panels[0].set_ylabel("estimate / exact")
+    return figure
+
+
+@drawing
+def rows_of_weights(rows: Mapping[str, ArrayLike]) -> BookFigure:
+    """One row of attention weights for each name, as bars over the keys, three panels to a line."""
+    lines = -(-len(rows) // 3)
+    figure, panels = new_figure(3, lines, height=1.9 * lines, sharex=True, sharey=True)
+    for axes, (name, weights) in zip(panels.flat, rows.items(), strict=False):
+        axes.bar(range(len(weights)), weights, color=BLUE, width=0.85)
+        axes.set_title(name)
+        axes.grid(visible=False, axis="x")
+        axes.set_xticks([])
+    for axes in panels[-1]:
+        axes.set_xlabel("keys")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("weight")
+    return figure
