@@ -1,7 +1,7 @@
 """A Sphinx extension: what a cell prints stays in whole lines on the page.
 
-A kernel sends its output in pieces, which may end in the middle of a line. nbclient joins them if it
-is told to, and jupyter-cache, which runs the notebooks for the book, has no setting that tells it.
+A kernel sends its output in pieces, which may end in the middle of a line. nbclient joins them if
+it is told to, and jupyter-cache, which runs the notebooks, has no setting that tells it.
 """
 
 from functools import partial
