@@ -25,19 +25,22 @@ def accumulation_dtype(array) -> str:
 
 
 def check_arrays(array_type: type, **arrays) -> None:
-    """Refuse what is not an array, not of floating point, or not of the first array's dtype."""
+    """Refuse what is not an array, not of floating point, or not of the first array's dtype.
+
+    A masked array is refused too, as its mask would be ignored, and a matrix, whose ``*`` is ``@``.
+    """
     kind = {"numpy": "NumPy array", "torch": "torch tensor"}.get(
         array_type.__module__, array_type.__name__
     )
     first = next(iter(arrays))
     for name, array in arrays.items():
-        if not isinstance(array, array_type):
+        if not isinstance(array, array_type) or isinstance(array, np.ma.MaskedArray | np.matrix):
             raise TypeError(f"{name} must be a {kind}, got {type(array).__name__}.")
         if dtype_name(array) not in FLOATS:
             raise TypeError(
                 f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {array.dtype}."
             )
-        if array.dtype != arrays[first].dtype:
+        if dtype_name(array) != dtype_name(arrays[first]):  # whatever the order of their bytes
             raise TypeError(
                 f"{name} must have the dtype of {first}, {dtype_name(arrays[first])}, "
                 f"got {dtype_name(array)}."
@@ -98,16 +101,29 @@ def check_integer(name: str, value, minimum: int) -> int:
     except TypeError:
         integer = None
     if integer is None:
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
+        raise TypeError(f"{name} must be an integer, got {_shown(value)}.")
     if integer < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {integer}.")
     return integer
 
 
+def check_flags(**flags) -> None:
+    """Refuse what is neither True nor False, such as "no", which would count as true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, got {_shown(value)}.")
+
+
 def check_number(name: str, value) -> float:
     """Return a real, finite argument as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a real number, got {value!r}.")
+        raise TypeError(f"{name} must be a real number, got {_shown(value)}.")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}.")
     return float(value)
+
+
+def _shown(value) -> str:
+    """A value as an error shows it: as Python writes it, or its type where that would be long."""
+    text = repr(value)
+    return text if len(text) < 60 and "\n" not in text else type(value).__name__

@@ -16,7 +16,7 @@ length or a width below 1, and names the argument.
 
 from typing import NamedTuple
 
-from lesson_code._arguments import check_integer
+from lesson_code._arguments import check_flags, check_integer
 
 __all__ = [
     "LinearOperations",
@@ -140,6 +140,7 @@ def state_entries(C: int, M: int, *, normalizer: bool = False) -> int:
     4160
     """
     _, C, M = _lengths_and_widths(C=C, M=M)
+    check_flags(normalizer=normalizer)
     return C * M + (C if normalizer else 0)
 
 

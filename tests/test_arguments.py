@@ -139,3 +139,16 @@ def test_every_public_name_is_exported():
         assert f"`{name}`" in lesson_code.numpy.__doc__, (
             "the docstring maps every name to a chapter"
         )
+
+
+def test_arrays_that_only_look_like_arrays():
+    for wrong in (
+        np.ma.masked_array(np.zeros((2, 2)), mask=True),
+        np.zeros((2, 2)).view(np.matrix),
+    ):
+        with refuses(TypeError, f"k must be a NumPy array, got {type(wrong).__name__}."):
+            _arguments.check_arrays(np.ndarray, q=np.zeros(1), k=wrong)
+
+
+def test_the_order_of_bytes_is_no_other_dtype():
+    _arguments.check_arrays(np.ndarray, q=np.zeros(1), k=np.zeros(1, ">f8"))

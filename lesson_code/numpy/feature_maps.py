@@ -351,6 +351,7 @@ def positive_random_features(
     m = _arguments.check_integer("num_features", num_features, minimum=1)
     dim = _arguments.check_integer("dim", dim, minimum=1)
     seed = _arguments.check_integer("seed", seed, minimum=0)
+    _arguments.check_flags(orthogonal=orthogonal)
     rng = np.random.default_rng(seed)
     rows = _orthogonal_rows(rng, m, dim) if orthogonal else rng.standard_normal((m, dim))
 

@@ -8,7 +8,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lesson_code import _arguments
 from lesson_code.numpy.feature_maps import elu_plus_one
-from lesson_code.numpy.softmax import _accumulate, _describe, _divide
+from lesson_code.numpy.softmax import _accumulate, _describe, _divide, _read_only
 
 Array = NDArray[np.floating]
 
@@ -70,7 +70,7 @@ class LinearAttentionState(NamedTuple):
         Raises
         ------
         TypeError
-            If C or M is no integer, or `dtype` is not floating.
+            If C or M is no integer, `batch_shape` no tuple, or `dtype` not floating.
         ValueError
             If C or M is negative.
 
@@ -81,6 +81,8 @@ class LinearAttentionState(NamedTuple):
         """
         C = _arguments.check_integer("C", C, minimum=0)
         M = _arguments.check_integer("M", M, minimum=0)
+        if not isinstance(batch_shape, tuple | list):
+            raise TypeError(f"batch_shape must be a tuple of integers, got {batch_shape!r}.")
         S = np.zeros((*batch_shape, C, M), dtype)
         z = np.zeros((*batch_shape, C), dtype)
         _arguments.check_arrays(np.ndarray, dtype=z)
@@ -176,6 +178,7 @@ class LinearAttentionState(NamedTuple):
         array([140., 180.])
         """
         _arguments.check_arrays(np.ndarray, q=q)
+        _arguments.check_flags(normalize=normalize)
         _arguments.check_rank("q", q, "C")
         dtype = _arguments.accumulation_dtype(q)
         _check_state("the state", self, q.shape[-1], None, (q.dtype, dtype))
@@ -203,8 +206,9 @@ def linear_attention(
     r"""Linear attention: the similarity of q and k is phi(q)·phi(k).
 
     Over all positions it computes :eq:`eq-linear-attention`,
-    :math:`o_i = \phi(q_i)^\top \sum_j \phi(k_j) v_j^\top / \phi(q_i)^\top \sum_j \phi(k_j)`; with
-    ``causal=True`` the sums end at the query's own position (:eq:`eq-causal-linear-attention`).
+    :math:`o_i^\top = \phi(q_i)^\top \sum_j \phi(k_j) v_j^\top / \phi(q_i)^\top \sum_j \phi(k_j)`;
+    with ``causal=True`` the sums end at the query's own position
+    (:eq:`eq-causal-linear-attention`).
     Every form computes the same outputs; they differ in what they store and in how many steps they
     take.
 
@@ -290,6 +294,7 @@ def linear_attention(
            [ 80., 100.]])
     """
     _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
+    _arguments.check_flags(causal=causal, normalize=normalize, return_state=return_state)
     _arguments.check_queries_keys_values(q, k, v)
     _arguments.check_form(form, tuple(_CAUSAL if causal else _GLOBAL), f" when {causal=}")
     chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
@@ -426,7 +431,7 @@ def _features(feature_map, x):
     """feature_map(x), checked, in the dtype of x: an array (..., C)."""
     if not callable(feature_map):
         raise TypeError(f"feature_map must be callable, got {type(feature_map).__name__}.")
-    features = feature_map(x)
+    features = feature_map(_read_only(x))
     if not (
         isinstance(features, np.ndarray)
         and np.issubdtype(features.dtype, np.floating)

@@ -67,6 +67,7 @@ def softmax_attention(
     array([2.])
     """
     _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
+    _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
     scale = _resolve_scale(scale, q.shape[-1])
     dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
@@ -122,6 +123,7 @@ def attention_weights(
            [0.25, 0.75]])
     """
     _arguments.check_arrays(np.ndarray, q=q, k=k)
+    _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys(q, k)
     scale = _resolve_scale(scale, q.shape[-1])
     dtype, (q, k) = q.dtype, _accumulate(q, k)
@@ -191,11 +193,12 @@ def similarity_attention(
            [35., 45.]])
     """
     _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
+    _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
     if not callable(similarity):
         raise TypeError(f"similarity must be callable, got {type(similarity).__name__}.")
     dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
-    weights = similarity(q, k)
+    weights = similarity(_read_only(q), _read_only(k))
     expected = (q.shape[-2], k.shape[-2])
     if not (
         isinstance(weights, np.ndarray)
@@ -206,6 +209,7 @@ def similarity_attention(
             f"similarity must return a NumPy array of floats of shape "
             f"(..., {expected[0]}, {expected[1]}), got {_describe(weights)}."
         )
+    _arguments.check_leading(similarity=weights.shape[:-2], v=v.shape[:-2])
     weights = weights.astype(q.dtype, copy=False)
     seen = None
     if causal:
@@ -227,9 +231,9 @@ def tiled_softmax_attention(
     r"""Softmax attention without the N×N matrix: the online softmax.
 
     Computes the same outputs as :func:`softmax_attention`, one tile of queries and keys at a time.
-    A running maximum :math:`m`, sum :math:`l` and accumulator :math:`a` replace the matrix, and are
-    scaled down whenever the maximum grows (:eq:`eq-online-softmax`). The operations stay quadratic
-    in N; the memory is linear.
+    A running maximum :math:`\mu`, sum :math:`\ell` and mixed values :math:`u` replace the matrix;
+    the last two are scaled down whenever the maximum grows (:eq:`eq-online-softmax`). The
+    operations stay quadratic in N; the memory is linear.
 
     Parameters
     ----------
@@ -277,6 +281,7 @@ def tiled_softmax_attention(
            [3.5]])
     """
     _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
+    _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
     tile_size = _arguments.check_integer("tile_size", tile_size, minimum=1)
     scale = _resolve_scale(scale, q.shape[-1])
@@ -344,6 +349,7 @@ def grouped_query_attention(
     array([5., 5., 7., 7.])
     """
     _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
+    _arguments.check_flags(causal=causal)
     _arguments.check_rank("q", q, "Hq, N, D")
     _arguments.check_rank("k", k, "Hkv, N, D")
     _arguments.check_rank("v", v, "Hkv, N, M")
@@ -427,6 +433,7 @@ def latent_attention(
     array([2., 6.])
     """
     _arguments.check_arrays(np.ndarray, q=q, latent=latent, up_k=up_k, up_v=up_v)
+    _arguments.check_flags(causal=causal, absorb=absorb)
     _arguments.check_rank("q", q, "H, N, D")
     _arguments.check_rank("latent", latent, "N, R")
     H, _, D = q.shape[-3:]
@@ -485,7 +492,7 @@ def _online_softmax(q, k, v, scale, seen, tile_size):
         shrink = _exp(previous, maximum)  # what was summed so far, under the new maximum
         total = shrink * total + weights.sum(axis=-1, keepdims=True)
         out = shrink * out + _weighted_sum(weights, v[..., keys, :], seen_of_tile)
-    return _divide(out, total)
+    return out / np.where(total == 0, 1, total)  # as in _softmax: NaN stays NaN
 
 
 def _exp(scores, maximum):
@@ -527,6 +534,13 @@ def _accumulate(*arrays):
     """The arrays in the dtype in which sums over them are kept."""
     dtype = _arguments.accumulation_dtype(arrays[0])
     return tuple(array.astype(dtype, copy=False) for array in arrays)
+
+
+def _read_only(array):
+    """A view for a function of the caller's, which must not write into the caller's arrays."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _describe(value):

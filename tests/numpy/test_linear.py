@@ -643,3 +643,24 @@ def test_states_refuse():
         several.write(np.ones((5, 3)), v)
     with pytest.raises(ValueError, match="^the leading dimensions of q, S and z must broadcast"):
         several.read(np.ones((5, 3)))
+
+
+@pytest.mark.parametrize("flag", ["causal", "normalize", "return_state"])
+@pytest.mark.parametrize("value", ["no", 1, None, np.tri(5)])
+def test_flags_are_true_or_false(flag, value):
+    q, k, v = draw()
+    with pytest.raises(TypeError, match=f"^{flag} must be True or False, got "):
+        linear_attention(q, k, v, **{"causal": True, flag: value})
+
+
+def test_a_feature_map_cannot_write_into_the_callers_arrays():
+    q, k, v = draw()
+    before = q.copy()
+    with pytest.raises(ValueError, match="read-only"):
+        linear_attention(q, k, v, feature_map=lambda x: np.exp(x, out=x))
+    np.testing.assert_array_equal(q, before)
+
+
+def test_batch_shape_must_be_a_tuple():
+    with pytest.raises(TypeError, match="^batch_shape must be a tuple of integers, got 5"):
+        LinearAttentionState.zeros(2, 3, 5)

@@ -445,3 +445,41 @@ def test_a_similarity_in_another_precision_is_cast():
     out = similarity_attention(q, k, v, lambda q, k: np.exp(q @ k.T / np.float64(3)))
     assert out.dtype == "float32"
     np.testing.assert_allclose(out, softmax_attention(q, k, v, scale=1 / 3), rtol=1e-5)
+
+
+def test_nan_reaches_a_row_whose_weights_are_all_zero():
+    """All scores are -inf: the weights are 0, and 0 * NaN is NaN in every form."""
+    q, k = np.full((2, 1), -np.inf), np.ones((3, 1))
+    v = np.array([[1.0, np.nan], [2.0, 3.0], [4.0, 5.0]])
+    expected = np.array([[0.0, np.nan]] * 2)
+    np.testing.assert_array_equal(softmax_attention(q, k, v), expected)
+    for tile_size in (1, 2, 3):
+        got = tiled_softmax_attention(q, k, v, tile_size=tile_size)
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_similarities_of_other_leading_dimensions():
+    q, k, v = (np.zeros((2, 5, 3)) for _ in range(3))
+    with pytest.raises(ValueError, match="leading dimensions of similarity and v must broadcast"):
+        similarity_attention(q, k, v, lambda q, k: np.ones((3, 5, 5)))
+
+
+def test_flags_are_true_or_false():
+    q, k, v = draw(Nq=4, Nk=7)
+    with pytest.raises(TypeError, match="^causal must be True or False, got 'no'"):
+        softmax_attention(q, k, v, causal="no")
+    with pytest.raises(TypeError, match="^causal must be True or False, got ndarray"):
+        tiled_softmax_attention(q, k, v, causal=np.ones((4, 7), bool))
+
+
+def test_a_similarity_cannot_write_into_the_callers_arrays():
+    q, k, v = draw(Nq=4, Nk=7)
+    before = q.copy()
+
+    def doubled(q, k):
+        q *= 2
+        return np.exp(q @ k.T)
+
+    with pytest.raises(ValueError, match="read-only"):
+        similarity_attention(q, k, v, doubled)
+    np.testing.assert_array_equal(q, before)

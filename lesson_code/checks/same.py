@@ -1,0 +1,145 @@
+"""The same output as a reference function."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lesson_code._arguments import dtype_name
+from lesson_code.checks._agreement import close, first, same, tolerance_of
+from lesson_code.checks._calling import (
+    cases,
+    copy_of,
+    describe,
+    is_array,
+    is_float,
+    leaves_of,
+    output_of,
+    run,
+    to_numpy,
+)
+from lesson_code.checks._causes import cause, cause_of_shape
+
+
+def check_same(
+    fn: Callable, reference: Callable, *, inputs: Callable | None = None, seed: int = 0
+) -> None:
+    """Refuse ``fn`` unless it returns what ``reference`` returns for the same inputs.
+
+    Shape, dtype and values are compared, of an array or of each array in a tuple, at N = 7, 1, 2,
+    13 and 131 (past two chunks of 64), and with leading dimensions.
+
+    Parameters
+    ----------
+    fn, reference : callable
+        Called as ``fn(*inputs)``.
+    inputs : callable, optional
+        ``inputs(rng, N)`` returns the arguments; q, k and v by default.
+    seed : int
+
+    Raises
+    ------
+    AssertionError
+        Names the first position that differs, both values, and a likely cause.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> def scores(q, k, v):
+    ...     return q @ np.swapaxes(k, -1, -2)
+    >>> def halved(q, k, v):
+    ...     return scores(q, k, v) / 2
+    >>> check_same(scores, scores)
+    >>> check_same(halved, scores)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    AssertionError: With q (7, 5), ... is 0.5 times the reference everywhere: is a scale missing...
+    """
+    passed = None
+    sizes = (7, {}), (1, {}), (2, {}), (13, {"D": 3, "M": 6}), (131, {})
+    for names, args in cases(fn, inputs, seed, *sizes, (9, {"leading": (2, 4)})):
+        expected = reference(*map(copy_of, args))
+        try:
+            result = run(fn, names, args)
+            _compare(result, expected, reference, names, args)
+        except AssertionError as error:
+            if passed is None:
+                raise
+            raise AssertionError(f"{error} {_what_is_new(passed, args)}") from error
+        passed = passed or args
+
+
+def _compare(result, expected, reference, names, args):
+    where = f"With {describe(names, args)} your"
+    kinds = [
+        f"a {type(x).__name__} of {len(x)}" if isinstance(x, tuple | list) else "one array"
+        for x in (result, expected)
+    ]
+    got, want = leaves_of(result, "output"), leaves_of(expected, "output")
+    if len(got) != len(want) or "one array" in kinds and kinds[0] != kinds[1]:
+        if kinds[0] == kinds[1]:  # they differ inside, as (out, S) and (out, (S, z)) do
+            kinds = [", ".join(name for name, _ in leaves) or "nothing" for leaves in (got, want)]
+        raise AssertionError(f"{where} function returns {kinds[0]} where {kinds[1]} is expected.")
+    for (_, a), (name, b) in zip(got, want, strict=True):
+        _compare_arrays(a, b, f"{where} {name}", reference, names, args)
+
+
+def _compare_arrays(a, b, what, reference, names, args):
+    a, b = (x if is_array(x) else np.asarray(x) for x in (a, b))
+    dtypes, tolerance = [dtype_name(x) for x in (a, b)], tolerance_of(a, b)
+    a, b = to_numpy(a), to_numpy(b)
+    if a.shape != b.shape:
+        raise AssertionError(
+            f"{what} has shape {a.shape}, {b.shape} is expected. {cause_of_shape(a, b, tolerance)}"
+        )
+    if dtypes[0] != dtypes[1] and b.dtype.kind == "f":
+        raise AssertionError(
+            f"{what} has dtype {dtypes[0]}, {dtypes[1]} is expected: the output keeps the dtype of "
+            "the inputs. Does an array made inside need dtype=q.dtype?"
+        )
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    wrong = ~close(a, b, tolerance)
+    if wrong.any():
+        index = first(wrong)
+        position = f" (position {index[-2]})" if a.ndim > 1 else ""
+        with np.errstate(all="ignore"):
+            why = _cause_by_reference(a, reference, names, args) or cause(a, b, tolerance)
+        digits = 5 if f"{a[index]:.5g}" != f"{b[index]:.5g}" else 12
+        raise AssertionError(
+            f"{what} is wrong, first at index {index}{position}: expected {b[index]:.{digits}g}, "
+            f"got {a[index]:.{digits}g}. {why}".rstrip()
+        )
+
+
+def _cause_by_reference(a, reference, names, args):
+    """Ask the reference what it would return after typical mistakes with its first two inputs."""
+    if len(args) < 2 or not all(map(is_float, args[:2])) or args[0].shape != args[1].shape:
+        return ""
+    (q, k, *rest), root = args, float(args[0].shape[-1]) ** 0.5
+    mistakes = {
+        f"as if {names[0]} were multiplied by √D: the scale 1/√D is missing": (q * root, k),
+        f"as if {names[0]} were divided by √D: 1/√D is applied once too often": (q / root, k),
+        f"as if {names[0]} and {names[1]} were exchanged": (k, q),
+    }
+    for mistake, changed in mistakes.items():
+        try:
+            other = output_of(reference(*map(copy_of, changed), *map(copy_of, rest)))
+        except Exception:  # exchanged inputs may be out of bounds
+            continue
+        if same(a, other, tolerance_of(*args[:2])):
+            return f"Your output is {mistake}."
+    return ""
+
+
+def _what_is_new(passed, args):
+    """Compare the case that failed with the first one, which passed."""
+    before, now = ([x.shape for x in case if is_array(x)] for case in (passed, args))
+    if before and len(now[0]) > len(before[0]):
+        return (
+            "One sequence alone came out right. With leading dimensions count axes from the end: "
+            "axis=-2 is time and np.swapaxes(k, -1, -2) transposes; axis=0, .T and .sum(0) reach "
+            "into the heads."
+        )
+    return (
+        f"The shapes {', '.join(map(str, before))} came out right: is a length or a chunk size "
+        "fixed, or an axis of length 1 squeezed away?"
+    )
