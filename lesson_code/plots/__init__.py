@@ -5,6 +5,13 @@ that chapter's subject. Every function returns a figure, which a notebook shows 
 expression.
 """
 
+try:
+    import matplotlib  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "lesson_code.plots needs matplotlib: pip install matplotlib"
+    ) from error
+
 from lesson_code.plots import bracket, feature_maps, memory, recurrence, softmax
 from lesson_code.plots.style import curves, matrix_equation
 

@@ -123,8 +123,7 @@ def draw_matrix(
         for i, j in zip(*np.nonzero(~hidden), strict=True):
             value = values[i, j]
             text = f"{value:.0f}" if value == round(value) else f"{value:.{digits}f}"
-            red, green, blue, _ = image.to_rgba(value)
-            color = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
+            color = INK if _luminance(image.to_rgba(value)) > 0.213 else "white"
             text = text.replace("-", "\N{MINUS SIGN}")
             axes.text(j, i, text, ha="center", va="center", color=color)
     if small:
@@ -135,6 +134,13 @@ def draw_matrix(
     axes.tick_params(which="both", length=0, labelbottom=False, labelleft=False)
     axes.spines[:].set_visible(False)
     axes.set_title(title)
+
+
+def _luminance(rgba) -> float:
+    """Relative luminance of a color, on which the contrast of a text with its ground depends."""
+    rgb = np.array(rgba[:3])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 @drawing
