@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import numpy
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import lesson_code
 
 ROOT = Path(__file__).resolve().parent.parent
+INSTALLED = {found.metadata["Name"]: found for found in importlib.metadata.distributions()}
 MODULES = ["lesson_code", "lesson_code.numpy", "lesson_code.checks", "lesson_code.costs"]
 
 
@@ -98,7 +101,7 @@ def test_a_package_index_is_seen(text: str) -> None:
     assert HOSTS.search(text)
 
 
-@pytest.mark.parametrize("text", ["cd /home/reader/book", 'open("/tmp/a")', "(/work/main)"])
+@pytest.mark.parametrize("text", ["cd /home/reader/book", 'open("/tmp/a")', "(/work/book)"])
 def test_a_place_on_one_machine_is_seen(text: str) -> None:
     assert PATHS.search(text)
 
@@ -108,3 +111,26 @@ def test_a_place_on_one_machine_is_seen(text: str) -> None:
 )
 def test_a_place_elsewhere_is_no_place_on_one_machine(text: str) -> None:
     assert not PATHS.search(text)
+
+
+# --- What is promised about Python and files -----------------------------------------------------
+
+
+def test_pins_admit_every_python_that_the_readme_names() -> None:
+    refused = {}
+    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+        name = line.partition("==")[0]
+        if not line or line.startswith("#") or name not in INSTALLED:
+            continue  # not installed on this system, by its marker
+        needs = INSTALLED[name].metadata["Requires-Python"] or ""
+        if not all(SpecifierSet(needs).contains(v) for v in ("3.11.0", "3.12.0", "3.13.0")):
+            refused[name] = needs
+    assert refused == {}
+
+
+def test_files_that_the_readme_names_exist() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Where things are")[1]
+    table = table.split("\n## ")[0]
+    folder = "lesson_code"
+    for name in re.findall(r"`([\w./]+[./]\w*)`", table):
+        assert (ROOT / name).exists() or (ROOT / folder / name).exists(), name

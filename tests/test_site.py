@@ -23,6 +23,7 @@ from tools import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDE, NARROW = 1280, 390
+CHAPTER = "book/01_softmax_attention.html"
 SCHEMES = ["http", "file"]
 
 
@@ -91,7 +92,16 @@ MEASURE = r"""async () => {
   let culprit = document.body;
   for (let next = culprit; width > root.clientWidth + 1 && next; culprit = next || culprit)
     next = [...culprit.children].find(narrowsThePage);
-  return [width, root.clientWidth, culprit.outerHTML.slice(0, 200)];
+  // Formulas in running text cannot be scrolled; those in solutions are seen once these are open.
+  const folded = [...document.querySelectorAll(".toggle-hidden")];
+  for (const node of folded) node.classList.remove("toggle-hidden");
+  const cut = [...document.querySelectorAll("span.math mjx-container")].filter(formula => {
+    const text = formula.closest("p, li, dd, figcaption");
+    return text && formula.getBoundingClientRect().right > text.getBoundingClientRect().right + 2;
+  });
+  for (const node of folded) node.classList.add("toggle-hidden");
+  const formulas = cut.map(node => node.closest("p, li, dd, figcaption").textContent.slice(0, 80));
+  return [width, root.clientWidth, culprit.outerHTML.slice(0, 200), formulas];
 }"""
 
 IN_THEME = "theme => document.documentElement.dataset.theme === theme"
@@ -233,8 +243,12 @@ def images_have_words(facts: Facts) -> list[str]:
 def nothing_sticks_out(facts: Facts) -> list[str]:
     return [
         f"at {width} px the page is {scroll} px wide: {culprit}"
-        for width, (scroll, client, culprit) in facts.widths.items()
+        for width, (scroll, client, culprit, _) in facts.widths.items()
         if scroll > client + 1
+    ] + [
+        f"at {width} px a formula is cut off: {text}"
+        for width, (*_, formulas) in facts.widths.items()
+        for text in formulas
     ]
 
 
@@ -383,6 +397,31 @@ def test_download_button(site: Path, page: str) -> None:
     assert json.loads(offered.read_text("utf-8")) == json.loads(source.read_text("utf-8"))
 
 
+def test_the_keyboard_shows_where_it_is(site: Path, browser) -> None:
+    page = browser.new_page()
+    page.goto((site / CHAPTER).as_uri())
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    for selector in (".primary-toggle", ".header-article-items .btn", ".toggle-button"):
+        page.locator(selector).first.focus()
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Tab")
+        assert page.evaluate("s => document.activeElement.matches(s)", selector)
+        assert page.evaluate(outline) == "solid", selector
+    page.close()
+
+
+def test_paper_is_light(site: Path, browser) -> None:
+    page = browser.new_page(color_scheme="dark")
+    page.goto((site / CHAPTER).as_uri())
+    theme = "document.documentElement.dataset.theme"
+    assert page.evaluate(theme) == "dark"
+    page.emulate_media(media="print")
+    page.wait_for_function(f"{theme} === 'light'")
+    page.emulate_media(media="screen")
+    page.wait_for_function(f"{theme} === 'dark'")
+    page.close()
+
+
 def launch_links(site: Path, page: str) -> list[str]:
     """Where a page's buttons lead that open it somewhere else."""
     hosts = re.compile("colab|binder|jupyterhub|deepnote|lite", re.IGNORECASE)
@@ -467,6 +506,12 @@ def test_the_checks_accept_a_good_page(facts_of_line) -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_check_refuses_a_bad_page(facts_of_line, check) -> None:
     assert check(facts_of_line(BAD_LINES[check]))
+
+
+def test_a_formula_that_is_cut_off_is_seen(facts_of_line) -> None:
+    formula = '<mjx-container style="display: inline-block; width: 300px">x</mjx-container>'
+    line = f'<p style="width: 200px; overflow: hidden"><span class="math">{formula}</span></p>'
+    assert "a formula is cut off" in nothing_sticks_out(facts_of_line(line))[0]
 
 
 @pytest.mark.parametrize(

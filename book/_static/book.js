@@ -22,3 +22,11 @@ addEventListener("load", () => window.MathJax?.startup?.promise.then(reachWideFo
 addEventListener("resize", reachWideFormulas);
 
 // --- End of what the tests found -------------------------------------------------------------
+
+// Paper is light, whatever the screen is.
+let themeOnScreen;
+matchMedia("print").addEventListener("change", ({matches}) => {
+  const page = document.documentElement.dataset;
+  if (matches) themeOnScreen = page.theme;
+  page.theme = matches ? "light" : themeOnScreen;
+});

@@ -205,10 +205,12 @@ def linear_attention(
 ) -> Array | tuple[Array, LinearAttentionState]:
     r"""Linear attention: the similarity of q and k is phi(q)·phi(k).
 
-    Over all positions it computes :eq:`eq-linear-attention`,
-    :math:`o_i^\top = \phi(q_i)^\top \sum_j \phi(k_j) v_j^\top / \phi(q_i)^\top \sum_j \phi(k_j)`;
-    with ``causal=True`` the sums end at the query's own position
-    (:eq:`eq-causal-linear-attention`).
+    Over all positions it computes :eq:`eq-linear-attention`; with ``causal=True`` the sums end at
+    the query's own position (:eq:`eq-causal-linear-attention`):
+
+    .. math:: o_i^\top = \frac{\phi(q_i)^\top \sum_j \phi(k_j) v_j^\top}
+                            {\phi(q_i)^\top \sum_j \phi(k_j)}
+
     Every form computes the same outputs; they differ in what they store and in how many steps they
     take.
 
