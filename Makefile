@@ -4,7 +4,7 @@
 
 BIN := .venv/bin
 
-.PHONY: book serve test test-colab execute clean
+.PHONY: book serve test test-colab execute bench clean
 
 # A failed build is removed: built again, unchanged pages would not repeat their warnings.
 book: .venv/ready _build/code
@@ -26,6 +26,11 @@ test-colab: .venv/ready
 # For authors: runs the notebooks and stores their outputs in them.
 execute: .venv/ready
 	"$(BIN)"/python tools/notebooks.py execute book/*.ipynb
+
+# Writes the measurements that the book quotes; takes some minutes on a machine that does nothing else.
+bench: .venv/ready
+	"$(BIN)"/python benchmarks/causal.py
+	"$(BIN)"/python benchmarks/decoding.py
 
 clean:
 	rm -rf .venv _build

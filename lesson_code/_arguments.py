@@ -12,6 +12,7 @@ import operator
 import numpy as np
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+NOT_PLAIN = (np.ma.MaskedArray, np.matrix)
 
 
 def dtype_name(array) -> str:
@@ -25,7 +26,7 @@ def accumulation_dtype(array) -> str:
 
 
 def check_arrays(array_type: type, **arrays) -> None:
-    """Refuse what is not an array, not of floating point, or not of the first array's dtype.
+    """Refuse what is not an array of floats, or not of the first array's dtype and device.
 
     A masked array is refused too, as its mask would be ignored, and a matrix, whose ``*`` is ``@``.
     """
@@ -34,7 +35,7 @@ def check_arrays(array_type: type, **arrays) -> None:
     )
     first = next(iter(arrays))
     for name, array in arrays.items():
-        if not isinstance(array, array_type) or isinstance(array, np.ma.MaskedArray | np.matrix):
+        if not isinstance(array, array_type) or isinstance(array, NOT_PLAIN):
             raise TypeError(f"{name} must be a {kind}, got {type(array).__name__}.")
         if dtype_name(array) not in FLOATS:
             raise TypeError(
@@ -45,6 +46,16 @@ def check_arrays(array_type: type, **arrays) -> None:
                 f"{name} must have the dtype of {first}, {dtype_name(arrays[first])}, "
                 f"got {dtype_name(array)}."
             )
+        check_device(name, array, first, arrays[first])
+
+
+def check_device(name: str, array, other_name: str, other) -> None:
+    """Refuse an array that is on another device than another argument."""
+    device, other_device = getattr(array, "device", None), getattr(other, "device", None)
+    if device != other_device:
+        raise ValueError(
+            f"{name} must be on the device of {other_name}, {other_device}, got {device}."
+        )
 
 
 def check_rank(name: str, array, axes: str) -> None:
@@ -87,6 +98,26 @@ def check_queries_keys_values(q, k, v) -> None:
     check_leading(q=q.shape[:-2], k=k.shape[:-2], v=v.shape[:-2])
 
 
+def check_memory(array_type: type, name: str, S, z, C: int, M: int | None, dtypes: tuple) -> None:
+    """Refuse all but a state's S (..., C, M) and z (..., C) of one of the dtypes; M None is any."""
+    S_name, z_name = f"S of {name}", f"z of {name}"
+    check_arrays(array_type, **{S_name: S, z_name: z})
+    if dtype_name(S) not in dtypes:
+        expected = " or ".join(dict.fromkeys(dtypes))
+        raise TypeError(f"{S_name} must have dtype {expected}, got {dtype_name(S)}.")
+    check_rank(S_name, S, "C, M")
+    check_rank(z_name, z, "C")
+    check_same(S_name, S.shape[-2], "the width C of the features", C)
+    check_same(z_name, z.shape[-1], "the width C of the features", C)
+    if M is not None:
+        check_same(S_name, S.shape[-1], "the width M of the values", M)
+
+
+def state_dtypes(array) -> tuple[str, str]:
+    """Names of the dtypes that a state may have beside this array."""
+    return dtype_name(array), accumulation_dtype(array)
+
+
 def check_form(form, forms: tuple, condition: str = "") -> None:
     """Refuse a form that is neither None nor one of ``forms``."""
     if form is not None and form not in forms:
@@ -118,7 +149,7 @@ def check_number(name: str, value) -> float:
     """Return a real, finite argument as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {_shown(value)}.")
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # math.isfinite does not trace under torch.compile
         raise ValueError(f"{name} must be finite, got {value}.")
     return float(value)
 

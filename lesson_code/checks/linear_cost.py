@@ -68,7 +68,10 @@ def _peak_bytes(fn, args):
     args = [copy_of(x) for x in args]
     gc.collect()
     if any(hasattr(x, "detach") for x in args):
-        return _peak_bytes_of_tensors(fn, args)
+        from lesson_code.measure import peak_bytes
+
+        cuda = any(getattr(x, "is_cuda", False) for x in args)
+        return peak_bytes(lambda: fn(*args), device="cuda" if cuda else "cpu")
     tracing = tracemalloc.is_tracing()
     if not tracing:
         tracemalloc.start()
@@ -87,20 +90,3 @@ def _peak_bytes(fn, args):
             "inputs return tensors."
         )
     return peak - before
-
-
-def _peak_bytes_of_tensors(fn, args):
-    import torch
-
-    if any(getattr(x, "is_cuda", False) for x in args):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        fn(*args)
-        return torch.cuda.max_memory_allocated() - before
-    cpu = torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
-        fn(*args)
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
-    return int(max(held, default=0))

@@ -126,8 +126,8 @@ class LinearAttentionState(NamedTuple):
         _arguments.check_arrays(np.ndarray, k=k, v=v)
         _arguments.check_rank("k", k, "C")
         _arguments.check_rank("v", v, "M")
-        dtype = _arguments.accumulation_dtype(k)
-        _check_state("the state", self, k.shape[-1], v.shape[-1], (k.dtype, dtype))
+        dtypes = _arguments.state_dtypes(k)
+        _check_state("the state", self, k.shape[-1], v.shape[-1], dtypes)
         leading = _arguments.check_leading(
             k=k.shape[:-1], v=v.shape[:-1], S=self.S.shape[:-2], z=self.z.shape[:-1]
         )
@@ -180,8 +180,7 @@ class LinearAttentionState(NamedTuple):
         _arguments.check_arrays(np.ndarray, q=q)
         _arguments.check_flags(normalize=normalize)
         _arguments.check_rank("q", q, "C")
-        dtype = _arguments.accumulation_dtype(q)
-        _check_state("the state", self, q.shape[-1], None, (q.dtype, dtype))
+        _check_state("the state", self, q.shape[-1], None, _arguments.state_dtypes(q))
         _arguments.check_leading(q=q.shape[:-1], S=self.S.shape[:-2], z=self.z.shape[:-1])
         dtype, (q, S, z) = q.dtype, _accumulate(q, self.S, self.z)
         out = (q[..., None, :] @ S)[..., 0, :]  # (..., M)
@@ -305,13 +304,14 @@ def linear_attention(
     elif initial_state is not None or return_state:
         name = "return_state" if initial_state is None else "initial_state"
         raise ValueError(f"{name} needs causal=True, got {causal=}.")
-    dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
+    dtype, state_dtypes = q.dtype, _arguments.state_dtypes(q)
+    q, k, v = _accumulate(q, k, v)
     q, k = _features(feature_map, q), _features(feature_map, k)
     _arguments.check_same("feature_map", k.shape[-1], "one width C for q and k", q.shape[-1])
 
     form = form or _fastest_form(q, k, v, causal, chunk_size)
     if causal:
-        k, v, S, z = _broadcast_state(q, k, v, initial_state, dtype)
+        k, v, S, z = _broadcast_state(q, k, v, initial_state, state_dtypes)
         options = {"chunk_size": chunk_size} if form == "chunkwise" else {}
         numerator, denominator, S, z = _CAUSAL[form](q, k, v, S, z, **options)
     else:
@@ -452,25 +452,15 @@ def _check_state(name, state, C, M, dtypes):
     """Refuse all but S (..., C, M) and z (..., C) of one of the dtypes; M may be None, for any."""
     if not isinstance(state, LinearAttentionState):
         raise TypeError(f"{name} must be a LinearAttentionState, got {type(state).__name__}.")
-    S, z = f"S of {name}", f"z of {name}"
-    _arguments.check_arrays(np.ndarray, **{S: state.S, z: state.z})
-    if state.S.dtype not in dtypes:
-        expected = " or ".join(dict.fromkeys(str(dtype) for dtype in dtypes))
-        raise TypeError(f"{S} must have dtype {expected}, got {state.S.dtype}.")
-    _arguments.check_rank(S, state.S, "C, M")
-    _arguments.check_rank(z, state.z, "C")
-    _arguments.check_same(S, state.S.shape[-2], "the width C of the features", C)
-    _arguments.check_same(z, state.z.shape[-1], "the width C of the features", C)
-    if M is not None:
-        _arguments.check_same(S, state.S.shape[-1], "the width M of the values", M)
+    _arguments.check_memory(np.ndarray, name, *state, C, M, dtypes)
 
 
-def _broadcast_state(q, k, v, state, dtype):
+def _broadcast_state(q, k, v, state, dtypes):
     """k, v and a fresh state, all with the leading dimensions that the state will have."""
     C, M = k.shape[-1], v.shape[-1]
     if state is None:
         state = LinearAttentionState.zeros(C, M, dtype=k.dtype)
-    _check_state("initial_state", state, C, M, (dtype, k.dtype))
+    _check_state("initial_state", state, C, M, dtypes)
     S, z = state
     leading = _arguments.check_leading(
         k=k.shape[:-2], v=v.shape[:-2], S=S.shape[:-2], z=z.shape[:-1]

@@ -1,0 +1,298 @@
+"""A language model of any modules, which trains in parallel and writes step by step."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lesson_code import _arguments
+from lesson_code.torch.modules._parts import feed_forward
+from lesson_code.torch.modules.mixer import Mixer
+
+
+class LanguageModel(nn.Module):
+    """Embedding, a block for each mixer, norm, and a linear map to logits.
+
+    The mixers may be of different kinds (hybrids). A mixer that is no whole block by itself is put
+    into one: x + mixer(norm(x)), then x + feed_forward(norm(x)).
+
+    Parameters
+    ----------
+    vocab_size : int
+        Number of tokens; they are 0 ... vocab_size - 1.
+    width : int
+        Width F between the blocks.
+    mixers : list
+        For each block a class such as :class:`LinearAttention`, or a callable width -> module for
+        one with other settings, such as ``lambda width: LinearAttention(width, 2)``. The module has
+        `forward`, `step` and `initial_state` as in :class:`Mixer`; one whose attribute ``is_block``
+        is true is taken as it is.
+    num_heads : int
+        Number of heads, for each mixer whose signature asks for `num_heads`.
+
+    Raises
+    ------
+    TypeError
+        If an integer is none, or one of `mixers` neither a class nor a callable that makes a module
+        with these methods.
+    ValueError
+        If `vocab_size`, `width` or `num_heads` is below 1, or they do not fit together.
+
+    Notes
+    -----
+    Nothing is added for positions: :class:`SoftmaxAttention` rotates its queries and keys, and a
+    recurrence knows the order of its inputs.
+
+    The parameters are ``embedding``, ``blocks``, ``norm`` and ``head``. Each mixer is initialized
+    by its own class and everything else as torch does.
+
+    References
+    ----------
+    Xiong et al. (2020) for the order of norm, sublayer and sum; Su et al. (2021) for rotated
+    queries and keys.
+
+    Examples
+    --------
+    >>> from lesson_code.torch.modules import LinearAttention, SoftmaxAttention
+    >>> model = LanguageModel(10, 16, mixers=[LinearAttention, SoftmaxAttention])
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> model(tokens).shape
+    torch.Size([1, 5, 10])
+    >>> model.generate(tokens, 3).shape
+    torch.Size([1, 8])
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        width: int,
+        mixers: Sequence[Callable[..., nn.Module]],
+        *,
+        num_heads: int = 4,
+    ) -> None:
+        super().__init__()
+        self.vocab_size = _arguments.check_integer("vocab_size", vocab_size, minimum=1)
+        width = _arguments.check_integer("width", width, minimum=1)
+        num_heads = _arguments.check_integer("num_heads", num_heads, minimum=1)
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.blocks = nn.ModuleList(
+            _make_block(f"mixers[{i}]", mixer, width, num_heads) for i, mixer in enumerate(mixers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+
+    def forward(
+        self, tokens: torch.Tensor, *, state: tuple | None = None, return_state: bool = False
+    ) -> torch.Tensor | tuple[torch.Tensor, tuple]:
+        """Read a text in parallel.
+
+        Parameters
+        ----------
+        tokens : tensor of integers, shape (B, N)
+        state : tuple, optional
+            What `initial_state`, `step` or an earlier call returned: the text continues from there.
+        return_state : bool
+            Return the state after the last token as well.
+
+        Returns
+        -------
+        tensor, shape (B, N, vocab_size)
+            Logits of the token that comes next, at each position.
+        tuple
+            With ``return_state=True``: the state of each block.
+
+        Raises
+        ------
+        TypeError
+            If `tokens` is no tensor of integers, or a state not of its block's kind.
+        ValueError
+            If `tokens` is not (B, N), a token is not in the vocabulary (on a GPU or compiled, torch
+            reports that), or `state` does not fit.
+        """
+        self._check("tokens", tokens, "B, N")
+        _arguments.check_flags(return_state=return_state)
+        before = self._check_state(state) if state is not None else [None] * len(self.blocks)
+        x, after = self._embed("tokens", tokens), []
+        for block, state in zip(self.blocks, before, strict=True):
+            x, state = block(x, state=state, return_state=True)
+            if return_state:
+                after.append(state)
+        logits = self.head(self.norm(x))
+        return (logits, tuple(after)) if return_state else logits
+
+    def step(self, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, tuple]:
+        """Read one token.
+
+        Parameters
+        ----------
+        token : tensor of integers, shape (B,)
+        state : tuple
+            What `initial_state`, `forward` or the step before returned. It stays as it is.
+
+        Returns
+        -------
+        tensor, shape (B, vocab_size)
+            Logits of the next token, the same as `forward` gives at this position.
+        tuple
+            The new state of each block.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `forward`.
+        """
+        self._check("token", token, "B")
+        x, after = self._embed("token", token), []
+        for block, before in zip(self.blocks, self._check_state(state), strict=True):
+            x, new = block.step(x, before)
+            after.append(new)
+        return self.head(self.norm(x)), tuple(after)
+
+    def initial_state(self, batch_size: int) -> tuple:
+        """The state before the first token: one for each block.
+
+        Parameters
+        ----------
+        batch_size : int
+            Number B of texts.
+
+        Returns
+        -------
+        tuple
+
+        Raises
+        ------
+        TypeError
+            If `batch_size` is no integer.
+        ValueError
+            If `batch_size` is negative.
+        """
+        return tuple(block.initial_state(batch_size) for block in self.blocks)
+
+    @torch.no_grad()
+    def generate(
+        self, prompt: torch.Tensor, steps: int, *, temperature: float = 1.0, seed: int = 0
+    ) -> torch.Tensor:
+        """Continue a text: the prompt is read in parallel, then each new token by itself.
+
+        Parameters
+        ----------
+        prompt : tensor of integers, shape (B, N)
+            At least one token for each text.
+        steps : int
+            Number of tokens to add.
+        temperature : float
+            Logits are divided by it before a token is drawn; 0 takes the most likely token.
+        seed : int
+            The same seed gives the same text.
+
+        Returns
+        -------
+        tensor of integers, shape (B, N + steps)
+            Each prompt and its continuation.
+
+        Raises
+        ------
+        TypeError
+            If `prompt` is no tensor of integers, `steps` or `seed` no integer, or `temperature` no
+            number.
+        ValueError
+            If `prompt` is not (B, N) or empty, `steps` or `seed` is negative, or `temperature`
+            negative or not finite, or a token is not in the vocabulary.
+        """
+        self._check("prompt", prompt, "B, N")
+        if prompt.shape[1] == 0:
+            raise ValueError("prompt must have at least one token for each text, got N = 0.")
+        steps = _arguments.check_integer("steps", steps, minimum=0)
+        temperature = _arguments.check_number("temperature", temperature)
+        if temperature < 0:
+            raise ValueError(f"temperature must be at least 0, got {temperature}.")
+        seed = _arguments.check_integer("seed", seed, minimum=0)
+        generator = torch.Generator(prompt.device).manual_seed(seed)
+
+        text = [prompt]
+        logits, state = self(prompt, return_state=True)
+        logits = logits[:, -1]
+        for i in range(steps):
+            if i > 0:
+                logits, state = self.step(text[-1][:, 0], state)
+            text.append(_choose(logits, temperature, generator).to(prompt.dtype))
+        return torch.cat(text, dim=1)
+
+    def _check(self, name, tokens, axes):
+        if not isinstance(tokens, torch.Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(tokens).__name__}.")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"{name} must have dtype int64 or int32, got {tokens.dtype}.")
+        if tokens.ndim != len(axes.split(", ")):
+            raise ValueError(f"{name} must have shape ({axes}), got {tuple(tokens.shape)}.")
+
+    def _embed(self, name, tokens):
+        try:
+            return self.embedding(tokens)
+        except IndexError:
+            raise ValueError(
+                f"{name} must be at least 0 and below vocab_size, {self.vocab_size}."
+            ) from None
+
+    def _check_state(self, state):
+        if not isinstance(state, tuple):
+            raise TypeError(f"state must be a tuple, got {type(state).__name__}.")
+        _arguments.check_same("state", len(state), "one state for each block", len(self.blocks))
+        return state
+
+
+class Block(Mixer):
+    """A mixer and a feed-forward sublayer, each after a norm and with a residual around it."""
+
+    is_block = True
+
+    def __init__(self, width: int, mixer: nn.Module) -> None:
+        super().__init__(width)
+        self.norm_1 = nn.LayerNorm(width)
+        self.mixer = mixer
+        self.norm_2 = nn.LayerNorm(width)
+        self.feed_forward = feed_forward(width)
+
+    def mix(self, x: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        y, state = self.mixer(self.norm_1(x), state=state, return_state=True)
+        return self._after_mixer(x + y), state
+
+    def mix_one(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        y_t, state = self.mixer.step(self.norm_1(x_t), state)
+        return self._after_mixer(x_t + y_t), state
+
+    def initial_state(self, batch_size: int) -> Any:
+        return self.mixer.initial_state(batch_size)
+
+    def _after_mixer(self, x):
+        return x + self.feed_forward(self.norm_2(x))
+
+
+def _make_block(name, mixer, width, num_heads):
+    """The block of one entry of `mixers`."""
+    if isinstance(mixer, nn.Module) or not callable(mixer):
+        raise TypeError(
+            f"{name} must be a class or a callable width -> module, got {type(mixer).__name__}."
+        )
+    heads = inspect.signature(mixer).parameters.get("num_heads")
+    if heads and (isinstance(mixer, type) or heads.default is heads.empty):
+        module = mixer(width, num_heads=num_heads)
+    else:
+        module = mixer(width)
+    methods = "forward", "step", "initial_state"
+    if not all(callable(getattr(module, method, None)) for method in methods):
+        raise TypeError(
+            f"{name} must make a module with {', '.join(methods)}, got {type(module).__name__}."
+        )
+    return module if getattr(module, "is_block", False) else Block(width, module)
+
+
+def _choose(logits, temperature, generator):
+    """One token for each row of the logits (B, V): (B, 1)."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = (logits - logits.amax(dim=-1, keepdim=True)).double() / temperature
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)

@@ -1,0 +1,204 @@
+"""Linear attention as a module, and the layer that makes a transformer an RNN."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from lesson_code import _arguments
+from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.feature_maps import elu_plus_one
+from lesson_code.torch.linear import LinearAttentionState, linear_attention
+from lesson_code.torch.modules._parts import check_heads, check_state, feed_forward, split_heads
+from lesson_code.torch.modules.mixer import Mixer
+
+FeatureMap = Callable[[torch.Tensor], torch.Tensor]
+
+
+class _LinearMemory(Mixer):
+    """Queries, keys and values of H heads, and what they read; each subclass says what follows."""
+
+    def __init__(self, width, num_heads, feature_map, normalize):
+        super().__init__(width)
+        _arguments.check_flags(normalize=normalize)
+        if not callable(feature_map):
+            raise TypeError(f"feature_map must be callable, got {type(feature_map).__name__}.")
+        self.num_heads = check_heads(width, num_heads)
+        self.feature_map = feature_map
+        self.normalize = normalize
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+
+    def mix(self, x, state):
+        if state is not None:
+            check_state(state, LinearAttentionState, len(x), self.num_heads)
+        read, state = linear_attention(
+            split_heads(self.query(x), self.num_heads),  # (B, H, N, D)
+            split_heads(self.key(x), self.num_heads),
+            split_heads(self.value(x), self.num_heads),
+            feature_map=self.feature_map,
+            causal=True,
+            normalize=self.normalize,
+            initial_state=state,
+            return_state=True,
+        )
+        return self._after_read(read.transpose(1, 2), x), state
+
+    def mix_one(self, x_t, state):
+        check_state(state, LinearAttentionState, len(x_t), self.num_heads)
+        q, k, v = (
+            linear(x_t).unflatten(-1, (self.num_heads, -1))  # (B, H, D)
+            for linear in (self.query, self.key, self.value)
+        )
+        dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
+        with full_precision(q):
+            state = state.write(self.feature_map(k), v)
+            read = state.read(self.feature_map(q), normalize=self.normalize)
+        return self._after_read(read.to(dtype), x_t), state
+
+    def _after_read(self, read, x):
+        """The output for x (..., F) and what its heads have read (..., H, M)."""
+        raise NotImplementedError
+
+
+class LinearAttention(_LinearMemory):
+    r"""Causal multi-head linear attention, with a norm after the read.
+
+    Computes :eq:`eq-causal-linear-attention` in each of H heads of width D = M = F/H, on queries,
+    keys and values that are linear in x; normalizes what each head has read, and maps all heads,
+    side by side, to the width F. `forward` and `step` are those of :class:`Mixer`; the state is a
+    :class:`LinearAttentionState` with S (B, H, C, M) and z (B, H, C), in float32 at least.
+
+    Parameters
+    ----------
+    width : int
+        Width F of the inputs and of the outputs.
+    num_heads : int
+        Number H of heads; it divides the width.
+    feature_map : callable
+        The map phi, (..., D) -> (..., C), applied to queries and keys. One that is an ``nn.Module``
+        becomes part of this one.
+    normalize : bool
+        Divide by :math:`\phi(q)^\top z`.
+
+    Raises
+    ------
+    TypeError
+        If `width` or `num_heads` is no integer, `feature_map` is not callable, or `normalize`
+        neither True nor False.
+    ValueError
+        If `width` or `num_heads` is below 1, or `num_heads` does not divide `width`.
+
+    Notes
+    -----
+    The parameters are ``query``, ``key``, ``value`` and ``output``, four ``nn.Linear`` of F×F
+    without bias, initialized as torch does, and ``norm``, an ``nn.RMSNorm`` over the M channels of
+    one token and head, which looks at no other token and so is causal. It undoes any positive
+    factor: with a positive map, only its epsilon of 1e-5 tells whether `normalize` was True.
+
+    References
+    ----------
+    Katharopoulos et al. (2020), equations 8 to 12 and 16 to 20; Sun et al. (2023), equation 8, for
+    the norm of each head.
+
+    Examples
+    --------
+    >>> module = LinearAttention(width=8, num_heads=2)
+    >>> x = torch.randn(1, 5, 8)
+    >>> y, state = module(x[:, :4], return_state=True)      # the first four tokens in parallel
+    >>> y_t, state = module.step(x[:, 4], state)            # and one more
+    >>> torch.allclose(y_t, module(x)[:, 4], atol=1e-5)
+    True
+    >>> state.S.shape
+    torch.Size([1, 2, 4, 4])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        feature_map: FeatureMap = elu_plus_one,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(width, num_heads, feature_map, normalize)
+        self.norm = nn.RMSNorm(width // self.num_heads, eps=1e-5)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def _after_read(self, read, x):
+        read = read.to(self.norm.weight.dtype)  # under autocast it comes in half precision
+        return self.output(self.norm(read).flatten(-2))
+
+
+class LinearTransformerLayer(_LinearMemory):
+    r"""A transformer layer with linear attention: an RNN whose state is S and z.
+
+    In each of H heads of width M = F/H, with a feature map phi of width C,
+
+    .. math::
+
+        S_t &= S_{t-1} + \phi(W_K x_t) (W_V x_t)^\top \\
+        z_t &= z_{t-1} + \phi(W_K x_t) \\
+        y_t &= f_l\left(\frac{\phi(W_Q x_t)^\top S_t}{\phi(W_Q x_t)^\top z_t} + x_t\right)
+
+    from :math:`S_0 = 0` and :math:`z_0 = 0` (:eq:`eq-recurrence`). The heads stand side by side, so
+    that what they read has the width F of x and can be added to it. The sublayer
+    :math:`f_l(u) = \mathrm{norm}_2(u' + \mathrm{FFN}(u'))`, with
+    :math:`u' = \mathrm{norm}_1(u)`, sees each position by itself. `forward` computes all positions
+    in parallel, `step` one after the other; both are those of :class:`Mixer`. The state is a
+    :class:`LinearAttentionState` with S (B, H, C, M) and z (B, H, C), in float32 at least.
+
+    Parameters
+    ----------
+    width : int
+        Width F of the inputs and of the outputs.
+    num_heads : int
+        Number H of heads; it divides the width. With one head, S is (C, F).
+    feature_map : callable
+        The map phi, (..., D) -> (..., C) with D = F/H, applied to queries and keys. One that is an
+        ``nn.Module`` becomes part of this one.
+
+    Raises
+    ------
+    TypeError
+        If `width` or `num_heads` is no integer, or `feature_map` is not callable.
+    ValueError
+        If `width` or `num_heads` is below 1, or `num_heads` does not divide `width`.
+
+    Notes
+    -----
+    The parameters are ``query``, ``key`` and ``value``, three ``nn.Linear`` of F×F without bias;
+    ``norm_1`` and ``norm_2``, two ``nn.LayerNorm``; and ``feed_forward``, two ``nn.Linear`` with a
+    GELU and the width 4 F in between. All are initialized as torch does. The layer is a whole block
+    (``is_block``).
+
+    References
+    ----------
+    Katharopoulos et al. (2020), equations 1 and 16 to 20; Vaswani et al. (2017), section 3.1, for
+    the order of sum and norm.
+
+    Examples
+    --------
+    >>> layer = LinearTransformerLayer(width=8, num_heads=2)
+    >>> x = torch.randn(1, 5, 8)
+    >>> state = layer.initial_state(1)
+    >>> for x_t in x.unbind(dim=1):
+    ...     y_t, state = layer.step(x_t, state)             # as an RNN
+    >>> torch.allclose(y_t, layer(x)[:, 4], atol=1e-5)      # as a transformer
+    True
+    """
+
+    is_block = True
+
+    def __init__(
+        self, width: int, num_heads: int, *, feature_map: FeatureMap = elu_plus_one
+    ) -> None:
+        super().__init__(width, num_heads, feature_map, normalize=True)
+        self.norm_1 = nn.LayerNorm(width)
+        self.feed_forward = feed_forward(width)
+        self.norm_2 = nn.LayerNorm(width)
+
+    def _after_read(self, read, x):
+        u = self.norm_1(read.flatten(-2) + x)
+        return self.norm_2(u + self.feed_forward(u))

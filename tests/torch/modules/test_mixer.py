@@ -1,0 +1,420 @@
+"""What holds for every module: a sequence in parallel is the sequence in steps, from any split.
+
+A new module needs a line in `MODULES` and nothing else here.
+"""
+
+import copy
+import io
+import pickle
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from lesson_code.checks import check_causal, check_streaming
+from lesson_code.torch.modules import (
+    LanguageModel,
+    LinearAttention,
+    LinearTransformerLayer,
+    Mixer,
+    SoftmaxAttention,
+)
+
+VOCABULARY, WIDTH, HEADS = 11, 12, 3
+
+
+def widen(x):
+    """A positive map that is not elementwise: C = D + 1."""
+    return torch.cat([x * x, torch.ones_like(x[..., :1])], dim=-1)
+
+
+MODULES = {
+    "softmax": lambda: SoftmaxAttention(WIDTH, HEADS),
+    "softmax without positions": lambda: SoftmaxAttention(WIDTH, HEADS, rotary=False),
+    "softmax, odd head width": lambda: SoftmaxAttention(WIDTH, 4),
+    "linear": lambda: LinearAttention(WIDTH, HEADS),
+    "linear, unnormalized": lambda: LinearAttention(WIDTH, 1, normalize=False),
+    "linear, C is not D": lambda: LinearAttention(WIDTH, HEADS, feature_map=widen),
+    "layer": lambda: LinearTransformerLayer(WIDTH, HEADS),
+    "layer, C is not D": lambda: LinearTransformerLayer(WIDTH, 1, feature_map=widen),
+    "language model": lambda: LanguageModel(
+        VOCABULARY,
+        WIDTH,
+        [LinearAttention, SoftmaxAttention, LinearTransformerLayer],
+        num_heads=HEADS,
+    ),
+}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+every_module = pytest.mark.parametrize("name", MODULES)
+
+
+def make(name, dtype=torch.float64):
+    """A module in which no weight is 0 or 1, such as those of a new norm."""
+    torch.manual_seed(0)
+    module = MODULES[name]()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return module.to(dtype)
+
+
+def draw(module, N, B=2, seed=1):
+    """Inputs (B, N, F) of a module, or tokens (B, N) of a language model."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(module, LanguageModel):
+        return torch.randint(VOCABULARY, (B, N), generator=generator)
+    x = torch.randn(B, N, WIDTH, generator=generator, dtype=torch.float64)
+    return x.to(next(module.parameters()).dtype)
+
+
+def in_steps(module, x, state=None):
+    """Outputs and last state of a sequence, token by token."""
+    state = module.initial_state(len(x)) if state is None else state
+    outputs = []
+    for x_t in x.unbind(dim=1):
+        y_t, state = module.step(x_t, state)
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=1), state
+
+
+def leaves(state):
+    return [state] if isinstance(state, torch.Tensor) else [x for s in state for x in leaves(s)]
+
+
+def numbers_in(state):
+    return sum(x.numel() for x in leaves(state))
+
+
+def assert_close(found, expected, tolerance):
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    bound = tolerance * max(1.0, expected.abs().max().item() if expected.numel() else 1.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=bound)
+
+
+def assert_same_state(found, expected, tolerance=1e-10):
+    assert type(found) is type(expected)
+    for a, b in zip(leaves(found), leaves(expected), strict=True):
+        assert_close(a, b, tolerance)
+
+
+def refuses(error, message):
+    return pytest.raises(error, match="^" + re.escape(message))
+
+
+# Parallel = step by step.
+
+
+@every_module
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_forward_is_step_by_step(name, dtype):
+    module = make(name, dtype)
+    x = draw(module, 70)  # more than a chunk
+    y, state = module(x, return_state=True)
+    y_steps, state_steps = in_steps(module, x)
+    assert_close(y_steps, y, TOLERANCE[dtype])
+    assert_same_state(state_steps, state, TOLERANCE[dtype])
+    assert_close(module(x), y, 1e-15)
+
+
+@every_module
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("N", "cuts"), [(7, range(8)), (130, (0, 1, 63, 64, 65, 129, 130))])
+def test_two_pieces_from_any_split(name, dtype, N, cuts):
+    module = make(name, dtype)
+    x = draw(module, N)
+    y, state = module(x, return_state=True)
+    for cut in cuts:
+        first, between = module(x[:, :cut], return_state=True)
+        second, after = module(x[:, cut:], state=between, return_state=True)
+        assert_close(torch.cat([first, second], dim=1), y, TOLERANCE[dtype])
+        assert_same_state(after, state, TOLERANCE[dtype])
+
+
+@every_module
+def test_sequences_and_steps_take_turns(name):
+    module = make(name)
+    x = draw(module, 20)
+    first, state = module(x[:, :5], return_state=True)
+    second, state = in_steps(module, x[:, 5:9], state)
+    third, state = module(x[:, 9:], state=state, return_state=True)
+    y, expected = module(x, return_state=True)
+    assert_close(torch.cat([first, second, third], dim=1), y, 1e-10)
+    assert_same_state(state, expected)
+
+
+@every_module
+def test_streaming_and_causality_as_the_exercises_check_them(name):
+    module = make(name)
+
+    def inputs(rng, N):
+        return (draw(module, N, seed=int(rng.integers(2**31))),)
+
+    def run(x, *, initial_state=None, return_state=False):
+        return module(x, state=initial_state, return_state=return_state)
+
+    with torch.no_grad():
+        check_causal(run, inputs=inputs)
+        check_streaming(run, inputs=inputs)
+
+
+@every_module
+def test_batch_elements_are_independent(name):
+    module = make(name)
+    x = draw(module, 9, B=3)
+    y = module(x)
+    for i in range(3):
+        assert_close(module(x[i : i + 1]), y[i : i + 1], 1e-12)
+    if x.is_floating_point():
+        x[1, 4] = torch.nan
+        found = module(x)
+        assert_close(found[[0, 2]], y[[0, 2]], 1e-12)
+        assert found[1, 4:].isnan().all()
+
+
+@every_module
+def test_lengths_and_batches_of_none_and_one(name):
+    module = make(name)
+    for B, N in ((0, 3), (2, 0), (0, 0), (1, 1)):
+        x = draw(module, N, B)
+        y, state = module(x, return_state=True)
+        assert y.shape[:2] == (B, N) and y.isfinite().all()
+        assert_same_state(module(x[:, :0], state=state, return_state=True)[1], state, 0)
+    y_t, _ = module.step(x[:, 0], module.initial_state(1))
+    assert_close(y_t, y[:, 0], 1e-12)
+    _, state = module(draw(module, 0), return_state=True)
+    assert_same_state(state, module.initial_state(2), 0)
+
+
+# States.
+
+
+@every_module
+def test_a_given_state_stays_as_it_is(name):
+    module = make(name)
+    x = draw(module, 6)
+    _, state = module(x[:, :3], return_state=True)
+    before = pickle.loads(pickle.dumps(state))
+    first = module.step(x[:, 3], state)
+    piece = module(x[:, 3:], state=state, return_state=True)
+    assert_same_state(state, before, 0)
+    # And so a second continuation from it gives the same.
+    assert_close(module.step(x[:, 3], state)[0], first[0], 0)
+    assert_same_state(module(x[:, 3:], state=state, return_state=True)[1], piece[1], 0)
+
+
+@every_module
+def test_only_a_kv_cache_grows(name):
+    module = make(name)
+    layers = [m for m in module.modules() if isinstance(m, SoftmaxAttention)]
+    per_token = 2 * WIDTH * len(layers) * 2  # keys and values of two sequences
+    _, state = module(draw(module, 5), return_state=True)
+    size = numbers_in(module.initial_state(2))
+    for N in (5, 6, 7):
+        assert numbers_in(state) == size + N * per_token
+        _, state = module.step(draw(module, 1)[:, 0], state)
+
+
+@every_module
+def test_dtypes(name):
+    for dtype, tolerance in ((torch.bfloat16, 0.1), (torch.float16, 0.01)):
+        module = make(name, dtype)
+        x = draw(module, 9)
+        y, state = module(x, return_state=True)
+        y_steps, _ = in_steps(module, x)
+        exact = copy.deepcopy(module).double()
+        expected = exact(x.double() if x.is_floating_point() else x)
+        assert y.dtype == y_steps.dtype == dtype
+        assert_close(y.double(), expected, tolerance)
+        assert_close(y_steps.double(), expected, tolerance)
+        for a, b in zip(leaves(state), leaves(module.initial_state(2)), strict=True):
+            assert a.dtype == b.dtype
+    y, state = make(name)(draw(make(name), 3), return_state=True)
+    assert {x.dtype for x in [y, *leaves(state)]} == {torch.float64}
+
+
+@every_module
+def test_initial_state(name):
+    module = make(name)
+    for x in leaves(module.initial_state(4)):
+        assert x.shape[0] == 4 and not x.requires_grad and not x.any()
+    with refuses(ValueError, "batch_size must be at least 0, got -1."):
+        module.initial_state(-1)
+    with refuses(TypeError, "batch_size must be an integer, got 2.0."):
+        module.initial_state(2.0)
+
+
+# Gradients.
+
+
+@every_module
+def test_gradients_of_steps_are_those_of_forward(name):
+    module = make(name)
+    x = draw(module, 8)
+    inputs = [x.requires_grad_()] if x.is_floating_point() else []
+    wanted = [*module.parameters(), *inputs]
+    expected = torch.autograd.grad(module(x).square().sum(), wanted)
+    found = torch.autograd.grad(in_steps(module, x)[0].square().sum(), wanted)
+    # Through the state, too: the two pieces are one sequence.
+    first, state = module(x[:, :5], return_state=True)
+    second = module(x[:, 5:], state=state)
+    pieces = torch.autograd.grad(first.square().sum() + second.square().sum(), wanted)
+    for a, b, c in zip(expected, found, pieces, strict=True):
+        assert a.isfinite().all() and a.any()
+        assert_close(b, a, 1e-10)
+        assert_close(c, a, 1e-10)
+
+
+# One set of weights, wherever it goes.
+
+
+@every_module
+def test_copies(name):
+    module = make(name)
+    x = draw(module, 5)
+    y, state = module(x, return_state=True)
+    fresh = MODULES[name]().double()
+    fresh.load_state_dict(module.state_dict())
+    stored = io.BytesIO()
+    torch.save(module.state_dict(), stored)
+    stored.seek(0)
+    loaded = MODULES[name]().double()
+    loaded.load_state_dict(torch.load(stored))
+    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), fresh, loaded]
+    for other in copies:
+        assert_close(other(x), y, 0)
+    assert_same_state(pickle.loads(pickle.dumps(state)), state, 0)
+
+
+@every_module
+def test_functional_call(name):
+    modules = [make(name), MODULES[name]().double()]
+    x = draw(modules[0], 5)
+    parameters = [dict(module.named_parameters()) for module in modules]
+    y = torch.func.functional_call(modules[0], parameters[1], (x,))
+    assert_close(y, modules[1](x), 0)
+    stacked = torch.func.stack_module_state(modules)
+    both = torch.func.vmap(lambda p: torch.func.functional_call(modules[0], p, (x,)))(stacked[0])
+    for module, found in zip(modules, both, strict=True):
+        assert_close(found, module(x), 1e-12)
+
+
+@every_module
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_compile(name):
+    torch.compiler.reset()
+    module = make(name, torch.float32)
+    forward = torch.compile(module, fullgraph=True, backend="eager")  # traces, in seconds
+    step = torch.compile(module.step, fullgraph=True, backend="eager")
+    x = draw(module, 70)
+    with torch.no_grad():
+        y, state = forward(x[:, :66], return_state=True)
+        assert_close(y, module(x[:, :66]), 1e-5)
+        for t in range(66, 70):
+            expected, _ = module.step(x[:, t], state)
+            y_t, state = step(x[:, t], state)
+            assert_close(y_t, expected, 1e-5)
+    forward(x).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+@every_module
+def test_autocast(name):
+    module = make(name, torch.float32)
+    x = draw(module, 9)
+    y, expected = module(x), in_steps(module, x)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, state = module(x, return_state=True)
+        found_steps, _ = in_steps(module, x)
+        module.step(x[:, 0], state)
+    assert_close(found.float(), y, 0.1)
+    assert_close(found_steps.float(), expected, 0.1)
+
+
+@every_module
+def test_inputs_that_are_not_contiguous(name):
+    module = make(name)
+    x = draw(module, 6)
+    y, state = module(x, return_state=True)
+    strided = torch.stack([x, x], dim=2)[:, :, 1]
+    assert not strided.is_contiguous()
+    assert_close(module(strided), y, 1e-12)
+    expanded = x[:1].expand(2, *x.shape[1:])
+    assert_close(module(expanded), y[:1].expand(2, *y.shape[1:]), 1e-12)
+    spread = torch.utils._pytree.tree_map(lambda a: torch.stack([a, a], -1)[..., 0], state)
+    assert_close(module(x, state=spread), module(x, state=state), 1e-12)
+
+
+# Errors.
+
+
+@every_module
+def test_arguments_are_refused(name):
+    module = make(name)
+    x, state = draw(module, 4), module.initial_state(2)
+    sequence, one = ("tokens", "token") if isinstance(module, LanguageModel) else ("x", "x_t")
+    kind = "dtype int64" if isinstance(module, LanguageModel) else "a floating dtype"
+    for call, wrong, argument in (
+        (module, x, sequence),
+        (lambda x: module.step(x, state), x[:, 0], one),
+    ):
+        with refuses(TypeError, f"{argument} must be a torch tensor, got ndarray."):
+            call(np.zeros(wrong.shape))
+        with refuses(TypeError, f"{argument} must have {kind}"):
+            call(wrong > 0)
+        with refuses(ValueError, f"{argument} must have shape (B"):
+            call(wrong[0])
+        with refuses(ValueError, f"{argument} must have shape (B"):
+            call(wrong[None])
+    if x.is_floating_point():
+        with refuses(ValueError, "x must have shape (B, N, 12), got (2, 4, 11)."):
+            module(x[..., :-1])
+        with refuses(ValueError, "x_t must have shape (B, 12), got (2, 11)."):
+            module.step(x[:, 0, :-1], state)
+    with refuses(TypeError, "return_state must be True or False, got 'no'."):
+        module(x, return_state="no")
+    for wrong in (None, 3, {"S": 0}):
+        with refuses(TypeError, "state must be "):
+            module.step(x[:, 0], wrong)
+        if wrong is not None:
+            with refuses(TypeError, "state must be "):
+                module(x, state=wrong)
+    with pytest.raises(ValueError, match="state"):  # of another number of sequences
+        module.step(x[:, 0], module.initial_state(3))
+
+
+# The base class by itself.
+
+
+def test_a_mixer_of_ones_own_needs_one_method():
+    class Mean(Mixer):
+        def mix(self, x, state):
+            count, total = state or (x.new_zeros(()), x.new_zeros(x.shape[0], self.width))
+            totals = total[:, None] + x.cumsum(dim=1)
+            counts = count + torch.arange(1, x.shape[1] + 1, dtype=x.dtype)
+            return totals / counts[:, None], (count + x.shape[1], total + x.sum(dim=1))
+
+    module, x = Mean(3), torch.randn(2, 5, 3)
+    y, state = module(x, return_state=True)
+    y_t, _ = module.step(x[:, 0], state)
+    assert_close(y_t, (x.sum(dim=1) + x[:, 0]) / 6, 1e-6)
+    assert not module.is_block
+
+
+def test_a_mixer_without_its_method():
+    with refuses(NotImplementedError, "Mixer needs a method mix(x, state)."):
+        Mixer(2)(torch.zeros(1, 1, 2))
+
+
+@pytest.mark.parametrize("kind", [SoftmaxAttention, LinearAttention, LinearTransformerLayer])
+def test_sizes_are_refused(kind):
+    with refuses(ValueError, "width must be a multiple of num_heads, 3, got 8."):
+        kind(8, 3)
+    with refuses(ValueError, "num_heads must be at least 1, got 0."):
+        kind(8, 0)
+    with refuses(ValueError, "width must be at least 1, got 0."):
+        kind(0, 1)
+    with refuses(TypeError, "width must be an integer, got 8.0."):
+        kind(8.0, 2)
+    with refuses(TypeError, "num_heads must be an integer, got True."):
+        kind(8, True)
