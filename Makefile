@@ -31,6 +31,7 @@ execute: .venv/ready
 bench: .venv/ready
 	"$(BIN)"/python benchmarks/causal.py
 	"$(BIN)"/python benchmarks/decoding.py
+	"$(BIN)"/python benchmarks/scans.py
 
 clean:
 	rm -rf .venv _build

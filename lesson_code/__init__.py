@@ -5,8 +5,10 @@ be compared line by line:
 
 ``lesson_code.numpy``
     The equations, a few lines each; NumPy is all that it needs.
+``lesson_code.torch``
+    The same on PyTorch: any device, differentiable, fast, with modules to train and decode.
 
 ``import lesson_code`` itself imports nothing else.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

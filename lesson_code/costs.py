@@ -5,10 +5,8 @@ feature width C (D where there is no feature map). One operation is one multipli
 addition that follows it, or one addition alone. The feature map, the exponential and the divisions
 are not counted: there is one per number, not one per sum.
 
-The causal forms of linear attention need no functions of their own. Masked, it costs what
-:func:`quadratic_operations` and :func:`quadratic_memory` say, with C in the place of D. Recurrent,
-it costs what :func:`linear_operations` says and keeps :func:`state_entries`. As a cumulative sum it
-costs the same operations and keeps :func:`cumsum_memory`.
+Each causal form of linear attention has a function of its own, which gives its work, memory and
+depth as a :class:`CausalCost`, the normalizer included.
 
 Every function raises TypeError for an argument that is not an integer and ValueError for a negative
 length or a width below 1, and names the argument.
@@ -19,20 +17,26 @@ from typing import NamedTuple
 from lesson_code._arguments import check_flags, check_integer
 
 __all__ = [
+    "CausalCost",
     "LinearOperations",
     "QuadraticOperations",
     "attention_matrix_entries",
     "cache_passes_state",
     "cached_step_operations",
+    "chunkwise_cost",
     "crossover",
+    "cumsum_cost",
     "cumsum_memory",
     "kv_cache_bytes",
     "kv_cache_entries",
     "latent_cache_entries",
     "linear_memory",
     "linear_operations",
+    "masked_cost",
     "quadratic_memory",
     "quadratic_operations",
+    "recurrent_cost",
+    "scan_cost",
     "state_entries",
 ]
 
@@ -326,3 +330,120 @@ def crossover(D: int, M: int, C: int | None = None) -> int:
     """
     _, D, M, C = _lengths_and_widths(D=D, M=M, C=D if C is None else C)
     return linear_operations(1, C, M).total // quadratic_operations(1, D, M).total + 1
+
+
+# What the five causal forms cost
+
+
+class CausalCost(NamedTuple):
+    """Cost of one causal form of linear attention.
+
+    Parameters
+    ----------
+    work : int
+        Operations.
+    memory : int
+        Numbers stored at a time, beside features, values and outputs.
+    depth : int
+        Steps in time that wait for the one before: positions, rounds of a scan, or chunks. A matrix
+        product is one step, whatever its widths.
+    """
+
+    work: int
+    memory: int
+    depth: int
+
+
+def masked_cost(N: int, C: int, M: int) -> CausalCost:
+    r"""Cost of :eq:`eq-masked-form`: :math:`N^2 (C + M)` operations, :math:`N^2` numbers, 1 step.
+
+    The masked half of the matrix is multiplied out like the other one.
+
+    Examples
+    --------
+    >>> masked_cost(1_000, 64, 64)
+    CausalCost(work=128000000, memory=1000000, depth=1)
+    """
+    N, C, M = _lengths_and_widths(N, C=C, M=M)
+    work = quadratic_operations(N, C, M).total
+    return CausalCost(work, attention_matrix_entries(N), depth=min(N, 1))
+
+
+def recurrent_cost(N: int, C: int, M: int) -> CausalCost:
+    r"""Cost of :eq:`eq-recurrence`: one state of :math:`C (M + 1)` numbers, in N steps.
+
+    Each step writes every number of the state once and reads it once.
+
+    Examples
+    --------
+    >>> recurrent_cost(1_000, 64, 64)
+    CausalCost(work=8320000, memory=4160, depth=1000)
+    """
+    N, C, M = _lengths_and_widths(N, C=C, M=M)
+    work = linear_operations(N, C, M).total
+    return CausalCost(work, state_entries(C, M, normalizer=True), depth=N)
+
+
+def cumsum_cost(N: int, C: int, M: int) -> CausalCost:
+    r"""Cost of :eq:`eq-cumsum-form`: the operations of the recurrence, but all N states are kept.
+
+    The depth is that of a cumulative sum that adds one position after the other.
+
+    Examples
+    --------
+    >>> cumsum_cost(1_000, 64, 64)
+    CausalCost(work=8320000, memory=4160000, depth=1000)
+    """
+    work, state, N = recurrent_cost(N, C, M)
+    return CausalCost(work, N * state, depth=N)
+
+
+def scan_cost(N: int, C: int, M: int) -> CausalCost:
+    r"""Cost of a prefix scan in :math:`R = \lceil \log_2 N \rceil` rounds, all N states kept.
+
+    Each item is combined by :eq:`eq-scan-operator`. The round of distance d adds N - d states;
+    :math:`N R - 2^R + 1` states are added in all, where the recurrence adds N - 1.
+
+    References
+    ----------
+    Hillis and Steele (1986).
+
+    Examples
+    --------
+    >>> scan_cost(1_000, 64, 64)
+    CausalCost(work=41508480, memory=4160000, depth=10)
+
+    Eight running sums, of states that are one number and its normalizer:
+
+    >>> (scan_cost(8, 1, 1).work - recurrent_cost(8, 1, 1).work) // 2 + 7  # additions
+    17
+    """
+    work, state, N = recurrent_cost(N, C, M)
+    rounds = max(N - 1, 0).bit_length()
+    added = N * rounds - 2**rounds + 1
+    more = added - max(N - 1, 0)
+    return CausalCost(work + more * state, N * state, depth=rounds)
+
+
+def chunkwise_cost(N: int, C: int, M: int, L: int) -> CausalCost:
+    r"""Cost of chunks of L positions, masked inside and with a state from one to the next.
+
+    The form is :eq:`eq-chunkwise`. Inside the chunks there are :math:`N L (C + M)` operations,
+    fewer when the last one is shorter; through the state those of the recurrence. One L by L matrix
+    is kept, and one state.
+
+    References
+    ----------
+    Hua et al. (2022), section 3; Sun et al. (2023), equation 7.
+
+    Examples
+    --------
+    >>> chunkwise_cost(1_000, 64, 64, L=64)
+    CausalCost(work=16389120, memory=8256, depth=16)
+    """
+    N, C, M, L = _lengths_and_widths(N, C=C, M=M, L=L)
+    whole, rest = divmod(N, L)
+    inside = whole * quadratic_operations(L, C, M).total + quadratic_operations(rest, C, M).total
+    work, state, _ = recurrent_cost(N, C, M)
+    memory = attention_matrix_entries(min(L, N)) + state
+    return CausalCost(work + inside, memory, depth=-(-N // L))  # rounded up

@@ -99,9 +99,59 @@ def test_a_step_costs_its_share():
     assert N * costs.linear_operations(1, D, M).total == costs.linear_operations(N, D, M).total
 
 
+@given(N=st.integers(0, 300), C=widths, M=widths)
+def test_a_scan_is_counted_as_its_rounds_run(N, C, M):
+    rounds = additions = 0
+    distance = 1
+    while distance < N:
+        additions += sum(1 for i in range(N) if i >= distance)
+        distance, rounds = 2 * distance, rounds + 1
+    in_order = max(N - 1, 0)  # additions of the recurrence, each with a multiplication before it
+    state = costs.state_entries(C, M, normalizer=True)
+    assert costs.scan_cost(N, C, M) == (
+        costs.recurrent_cost(N, C, M).work + (additions - in_order) * state,
+        N * state,
+        rounds,
+    )
+
+
+@given(N=st.integers(0, 300), C=widths, M=widths, L=widths)
+def test_chunks_are_counted_one_by_one(N, C, M, L):
+    lengths = [min(L, N - start) for start in range(0, N, L)]
+    state = costs.state_entries(C, M, normalizer=True)
+    inside = sum(n * n * (C + M) for n in lengths)
+    written_and_read = sum(2 * n * state for n in lengths)
+    assert costs.chunkwise_cost(N, C, M, L) == (
+        inside + written_and_read,
+        max((n * n for n in lengths), default=0) + state,
+        len(lengths),
+    )
+
+
+@given(N=lengths, C=widths, M=widths)
+def test_a_cumulative_sum_is_a_recurrence_that_keeps_its_states(N, C, M):
+    recurrent, cumsum = costs.recurrent_cost(N, C, M), costs.cumsum_cost(N, C, M)
+    assert (cumsum.work, cumsum.depth) == (recurrent.work, recurrent.depth)
+    assert recurrent == (N * costs.linear_operations(1, C, M).total, (M + 1) * C, N)
+    assert cumsum.memory == costs.cumsum_memory(N, C, M + 1)  # z is one column more
+
+
+@given(N=st.integers(1, 1_000), C=widths, M=widths)
+def test_one_chunk_is_the_masked_form_and_a_state(N, C, M):
+    masked, recurrent = costs.masked_cost(N, C, M), costs.recurrent_cost(N, C, M)
+    one = costs.chunkwise_cost(N, C, M, L=N)
+    assert masked == (costs.quadratic_operations(N, C, M).total, N * N, 1)
+    assert one == (masked.work + recurrent.work, masked.memory + recurrent.memory, masked.depth)
+    assert costs.chunkwise_cost(N, C, M, L=N + 7) == one
+
+
 def test_numpy_integers_give_plain_ones():
-    count = costs.attention_matrix_entries(np.int32(100_000))
+    N = np.int32(100_000)
+    count = costs.attention_matrix_entries(N)
     assert type(count) is int and count == 10**10  # past the largest 32-bit integer
+    for cost in (costs.masked_cost, costs.recurrent_cost, costs.cumsum_cost, costs.scan_cost):
+        assert set(map(type, cost(N, 64, 64))) == {int}
+    assert set(map(type, costs.chunkwise_cost(N, 64, 64, np.int32(64)))) == {int}
 
 
 CALLS = {
@@ -118,6 +168,11 @@ CALLS = {
     costs.linear_operations: {"N": 3, "C": 2, "M": 2},
     costs.cached_step_operations: {"N": 3, "D": 2, "M": 2},
     costs.crossover: {"D": 2, "M": 2, "C": 2},
+    costs.masked_cost: {"N": 3, "C": 2, "M": 2},
+    costs.recurrent_cost: {"N": 3, "C": 2, "M": 2},
+    costs.cumsum_cost: {"N": 3, "C": 2, "M": 2},
+    costs.scan_cost: {"N": 3, "C": 2, "M": 2},
+    costs.chunkwise_cost: {"N": 3, "C": 2, "M": 2, "L": 2},
 }
 
 
@@ -133,5 +188,5 @@ def test_wrong_arguments_are_named(function):
 
 
 def test_every_function_is_public():
-    classes = {"QuadraticOperations", "LinearOperations"}
+    classes = {"CausalCost", "LinearOperations", "QuadraticOperations"}
     assert {function.__name__ for function in CALLS} == set(costs.__all__) - classes

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lesson_code.numpy as lc
+import lesson_code.torch as lt
 
 PAGE = (Path(__file__).resolve().parent.parent / "book" / "notation.md").read_text("utf-8")
 SIZES = {"N": 7, "D": 5, "M": 3, "C": 21, "H": 2, "R": 4}  # C is that of polynomial(2, 5)
@@ -73,13 +74,14 @@ def test_shapes_are_those_of_real_arrays(name: str) -> None:
 
 def documented() -> list[tuple[str, str, str]]:
     """(function, argument, shape) for every array in the docstrings of the public functions."""
-    public = [getattr(lc, name) for name in lc.__all__]
-    public += [lc.LinearAttentionState.write, lc.LinearAttentionState.read]
+    public = [getattr(package, name) for package in (lc, lt) for name in lc.__all__]
+    for state in (lc.LinearAttentionState, lt.LinearAttentionState):
+        public += [state.write, state.read]
     return [
         (function.__qualname__, *found)
         for function in public
         for found in re.findall(
-            r"^\s*(\w+) : array, shape (\(.*\))$", inspect.getdoc(function), flags=re.M
+            r"^\s*(\w+) : (?:array|tensor), shape (\(.*\))$", inspect.getdoc(function), flags=re.M
         )
     ]
 
@@ -96,7 +98,7 @@ def test_docstrings_write_shapes_as_the_page_does(function: str, name: str, shap
 
 
 def test_docstrings_were_found() -> None:
-    assert len(documented()) > 20
+    assert len(documented()) > 50
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(LinearAttentionState\.\w+)`", PAGE))))

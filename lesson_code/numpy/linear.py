@@ -231,10 +231,10 @@ def linear_attention(
     form : str, optional
         With ``causal=False``: "quadratic", (φ(Q) φ(K)ᵀ) V, or "linear", φ(Q) (φ(K)ᵀ V)
         (:eq:`eq-bracket-trick`). With ``causal=True``: "masked" (:eq:`eq-masked-form`), "recurrent"
-        (:eq:`eq-recurrence`), "cumsum" (:eq:`eq-cumsum-form`), "scan" (an associative prefix scan,
-        log2 N steps) or "chunkwise" (masked inside a chunk, a state between chunks). None takes the
-        fastest: "quadratic" or "linear", whichever multiplies less; "masked" in a single chunk,
-        "chunkwise" in several.
+        (:eq:`eq-recurrence`), "cumsum" (:eq:`eq-cumsum-form`), "scan" (:eq:`eq-scan-operator`, an
+        associative prefix scan in log2 N steps) or "chunkwise" (:eq:`eq-chunkwise`, masked inside a
+        chunk, a state between chunks). None takes the fastest: "quadratic" or "linear", whichever
+        multiplies less; "masked" in a single chunk, "chunkwise" in several.
     chunk_size : int
         Tokens in a chunk of "chunkwise". It need not divide N.
     initial_state : LinearAttentionState, optional

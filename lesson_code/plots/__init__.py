@@ -12,15 +12,29 @@ except ModuleNotFoundError as error:
         "lesson_code.plots needs matplotlib: pip install matplotlib"
     ) from error
 
-from lesson_code.plots import bracket, feature_maps, memory, recurrence, softmax
+from lesson_code.plots import (
+    bracket,
+    devices,
+    feature_maps,
+    layer,
+    memory,
+    numerics,
+    recurrence,
+    scans,
+    softmax,
+)
 from lesson_code.plots.style import curves, matrix_equation
 
 __all__ = [
     "bracket",
     "curves",
+    "devices",
     "feature_maps",
+    "layer",
     "matrix_equation",
     "memory",
+    "numerics",
     "recurrence",
+    "scans",
     "softmax",
 ]

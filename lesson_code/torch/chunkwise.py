@@ -13,12 +13,14 @@ numerator and dd = -(do · out) / denominator for that of the denominator,
                                 dk = dAᵀ q + v dSᵀ + dz      dz += qᵀ dd
                                 dv = Aᵀ dn + k dS
 
-where dS and dz run backward in time. No state of a single position is ever kept, and nothing of
+where dS and dz run backward in time (Katharopoulos et al., 2020, section 3.3.1; the book derives
+both in its chapter on causal scans). No state of a single position is ever kept, and nothing of
 size N but inputs, outputs, their gradients and the denominators.
 
 Chunks are taken a *segment* at a time, as many as stay in the processor's cache. One batched
 product serves all chunks of a segment, and elementwise feature maps are applied inside, so that
-every number of q, k and v is read from memory once.
+every number of q, k and v is read from memory once. The backward pass goes over the segments once
+to note the state at the start of each, and then takes them from last to first.
 """
 
 import math

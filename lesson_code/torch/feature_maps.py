@@ -37,7 +37,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     Notes
     -----
     For x <= 0 it is exp(x) itself and never ``torch.nn.functional.elu(x) + 1``, which subtracts 1
-    and adds it again: that rounds to 0 below -16.6 in float32, -8.3 in float16 and -6.25 in
+    and adds it again: that rounds to 0 below about -17 in float32, -8.3 in float16 and -6.25 in
     bfloat16. The gradient is finite everywhere. NaN stays NaN.
 
     References

@@ -1,6 +1,5 @@
 """Linear attention in every form, and the state that they share."""
 
-import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -236,10 +235,10 @@ def linear_attention(
     form : str, optional
         With ``causal=False``: "quadratic", (φ(Q) φ(K)ᵀ) V, or "linear", φ(Q) (φ(K)ᵀ V)
         (:eq:`eq-bracket-trick`). With ``causal=True``: "masked" (:eq:`eq-masked-form`), "recurrent"
-        (:eq:`eq-recurrence`), "cumsum" (:eq:`eq-cumsum-form`), "scan" (an associative prefix scan,
-        log2 N steps) or "chunkwise" (masked inside a chunk, a state between chunks). None takes the
-        fastest: "quadratic" or "linear", whichever multiplies less; "masked" in a single chunk,
-        "chunkwise" in several.
+        (:eq:`eq-recurrence`), "cumsum" (:eq:`eq-cumsum-form`), "scan" (:eq:`eq-scan-operator`, an
+        associative prefix scan in log2 N steps) or "chunkwise" (:eq:`eq-chunkwise`, masked inside a
+        chunk, a state between chunks). None takes the fastest: "quadratic" or "linear", whichever
+        multiplies less; "masked" in a single chunk, "chunkwise" in several.
     chunk_size : int
         Tokens in a chunk of "chunkwise". It need not divide N.
     initial_state : LinearAttentionState, optional
@@ -279,6 +278,9 @@ def linear_attention(
 
     The elementwise maps of this package run inside "chunkwise", a few chunks at a time; any other
     map is applied to q and k as a whole, and its features are kept for the backward pass.
+
+    The output is 0 where the products phi(q)·phi(k) underflow, as for elu + 1 and entries around
+    -50 in float32, and loses digits just above.
 
     NaN reaches the outputs that depend on it and no other sequence of the batch. With
     ``causal=True`` the forms "recurrent", "cumsum" and "scan" keep it from earlier positions; in
@@ -429,13 +431,6 @@ def _prefix_sums(x, dim):
         x = torch.cat([x[:distance], x[:-distance] + x[distance:]])
         distance *= 2
     return x.movedim(0, dim)
-
-
-def _without_autocast(x):
-    """A context in which ``torch.autocast`` lowers no precision on the device of x."""
-    if torch.amp.is_autocast_available(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return contextlib.nullcontext()  # the meta device has none
 
 
 def _features(feature_map, x):

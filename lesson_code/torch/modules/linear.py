@@ -33,10 +33,16 @@ class _LinearMemory(Mixer):
     def mix(self, x, state):
         if state is not None:
             check_state(state, LinearAttentionState, len(x), self.num_heads)
+        q, k, v = (
+            split_heads(linear(x), self.num_heads)  # (B, H, N, D)
+            for linear in (self.query, self.key, self.value)
+        )
+        # What is read may be too large for half precision: it is rounded only after the norm.
+        q, k, v = accumulate(q, k, v)
         read, state = linear_attention(
-            split_heads(self.query(x), self.num_heads),  # (B, H, N, D)
-            split_heads(self.key(x), self.num_heads),
-            split_heads(self.value(x), self.num_heads),
+            q,
+            k,
+            v,
             feature_map=self.feature_map,
             causal=True,
             normalize=self.normalize,
@@ -51,14 +57,14 @@ class _LinearMemory(Mixer):
             linear(x_t).unflatten(-1, (self.num_heads, -1))  # (B, H, D)
             for linear in (self.query, self.key, self.value)
         )
-        dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
+        q, k, v = accumulate(q, k, v)
         with full_precision(q):
             state = state.write(self.feature_map(k), v)
             read = state.read(self.feature_map(q), normalize=self.normalize)
-        return self._after_read(read.to(dtype), x_t), state
+        return self._after_read(read, x_t), state
 
     def _after_read(self, read, x):
-        """The output for x (..., F) and what its heads have read (..., H, M)."""
+        """The output for x (..., F) and what its heads have read (..., H, M), not yet rounded."""
         raise NotImplementedError
 
 
@@ -127,8 +133,9 @@ class LinearAttention(_LinearMemory):
         self.output = nn.Linear(width, width, bias=False)
 
     def _after_read(self, read, x):
-        read = read.to(self.norm.weight.dtype)  # under autocast it comes in half precision
-        return self.output(self.norm(read).flatten(-2))
+        weight = self.norm.weight
+        read = nn.functional.rms_norm(read, weight.shape, eps=self.norm.eps).to(weight.dtype)
+        return self.output((weight * read).flatten(-2))
 
 
 class LinearTransformerLayer(_LinearMemory):
@@ -138,11 +145,12 @@ class LinearTransformerLayer(_LinearMemory):
 
     .. math::
 
-        S_t &= S_{t-1} + \phi(W_K x_t) (W_V x_t)^\top \\
-        z_t &= z_{t-1} + \phi(W_K x_t) \\
-        y_t &= f_l\left(\frac{\phi(W_Q x_t)^\top S_t}{\phi(W_Q x_t)^\top z_t} + x_t\right)
+        S_t &= S_{t-1} + \phi(W_K^\top x_t) (W_V^\top x_t)^\top \\
+        z_t &= z_{t-1} + \phi(W_K^\top x_t) \\
+        y_t &= f_l\left(\frac{\phi(W_Q^\top x_t)^\top S_t}{\phi(W_Q^\top x_t)^\top z_t} + x_t\right)
 
-    from :math:`S_0 = 0` and :math:`z_0 = 0` (:eq:`eq-recurrence`). The heads stand side by side, so
+    from :math:`S_0 = 0` and :math:`z_0 = 0`
+    (:eq:`eq-layer-state` to :eq:`eq-layer-output`). The heads stand side by side, so
     that what they read has the width F of x and can be added to it. The sublayer
     :math:`f_l(u) = \mathrm{norm}_2(u' + \mathrm{FFN}(u'))`, with
     :math:`u' = \mathrm{norm}_1(u)`, sees each position by itself. `forward` computes all positions
@@ -200,5 +208,5 @@ class LinearTransformerLayer(_LinearMemory):
         self.norm_2 = nn.LayerNorm(width)
 
     def _after_read(self, read, x):
-        u = self.norm_1(read.flatten(-2) + x)
+        u = self.norm_1(read.flatten(-2).to(x.dtype) + x)
         return self.norm_2(u + self.feed_forward(u))

@@ -166,3 +166,17 @@ def test_normalize_is_a_flag():
 
 def test_the_layer_is_a_whole_block():
     assert LinearTransformerLayer.is_block and not LinearAttention.is_block
+
+
+def test_a_read_beyond_the_range_of_half_precision_is_rounded_after_the_norm():
+    """Unnormalized reads grow with N; float16 ends at 65,504, and inf over inf is no number."""
+    torch.manual_seed(0)
+    module = LinearAttention(16, 1, normalize=False)
+    for projection in (module.query, module.key, module.value):
+        torch.nn.init.eye_(projection.weight)
+    x = 10 + torch.randn(1, 3_000, 16)
+    y, state = module.half()(x.half(), return_state=True)
+    expected = module.float()(x)
+    assert (module.half().step(x[:, 0].half(), state)[0]).isfinite().all()
+    assert y.dtype == torch.float16
+    torch.testing.assert_close(y.float(), expected, rtol=0, atol=5e-3)

@@ -1,0 +1,90 @@
+"""The scripts that measure, and what they have measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lesson_code import results
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+SMALL = {
+    "causal": ["--lengths", "70", "128", "--repeats", "1"],
+    "decoding": ["--positions", "5", "50", "--repeats", "1"],
+    "scans": ["--lengths", "70", "128", "--repeats", "1"],
+}
+
+
+def keys(value):
+    """The structure of a result, without its numbers: one row stands for all."""
+    if isinstance(value, dict):
+        return {key: keys(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [keys(item) for item in value[:1]]
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_script_writes_what_is_committed(name: str, tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--output", output, *SMALL[name]]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    assert keys(json.loads(output.read_text(encoding="utf-8"))) == keys(results.load(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_result_says_where_it_comes_from(name: str) -> None:
+    result = results.load(name)
+    assert {"what", "machine", "date", "seed", "rows"} <= set(result)
+    assert {"device", "threads", "python", "torch"} <= set(result["machine"])
+    assert result["rows"]
+
+
+def test_every_result_has_its_script() -> None:
+    folder = Path(results.__file__).parent
+    assert sorted(path.stem for path in folder.glob("*.json")) == NAMES
+
+
+def test_an_unknown_result() -> None:
+    with pytest.raises(ValueError, match="name must be one of causal, decoding.*got 'speed'"):
+        results.load("speed")
+
+
+# --- What the book says about the measurements ---------------------------------------------------
+
+
+def rows(which: str) -> dict[int, dict]:
+    """Rows of one pass, by length."""
+    return {row["N"]: row for row in results.load("causal")["rows"] if row["pass"] == which}
+
+
+@pytest.mark.parametrize("which", ["forward", "forward + backward"])
+@pytest.mark.parametrize("name", ["linear", "linear, normalized"])
+def test_linear_attention_wins_from_512_positions_on(which: str, name: str) -> None:
+    for N, row in rows(which).items():
+        if N >= 512 and "softmax" in row["seconds"]:
+            assert row["seconds"][name] < row["seconds"]["softmax"], N
+
+
+@pytest.mark.parametrize("name", ["linear", "linear, normalized"])
+def test_memory_is_that_of_the_results(name: str) -> None:
+    inputs = 65_536 * results.load("causal")["input_bytes_per_position"]
+    forward, both = (
+        rows(which)[65_536]["bytes"][name] for which in ("forward", "forward + backward")
+    )
+    assert forward < 1.05 * inputs  # the output itself is as large as one input
+    assert both < 4.1 * inputs  # and so is each of the three gradients
+
+
+def test_a_state_takes_the_same_time_anywhere_and_a_cache_does_not() -> None:
+    first, *_, last = results.load("decoding")["rows"]
+    assert last["position"] == 1_000 * first["position"]
+    assert last["seconds"]["state"] < 2 * first["seconds"]["state"]
+    assert last["bytes"]["state"] == first["bytes"]["state"]
+    assert last["seconds"]["cache"] > 20 * first["seconds"]["cache"]
+    assert last["bytes"]["cache"] == 1_000 * first["bytes"]["cache"]

@@ -1,0 +1,1203 @@
+"""Linear attention in torch: every form against NumPy in float64, and under all that torch adds.
+
+The chunkwise form's own backward pass and operators are in test_chunkwise.py.
+"""
+
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
+
+import lesson_code.numpy as reference
+from lesson_code.checks import (
+    check_causal,
+    check_gradients,
+    check_linear_cost,
+    check_same,
+    check_streaming,
+    random_qkv,
+)
+from lesson_code.measure import peak_bytes
+from lesson_code.torch import chunkwise
+from lesson_code.torch.feature_maps import (
+    elu_plus_one,
+    exponential,
+    identity,
+    polynomial,
+    positive_random_features,
+    relu,
+    taylor,
+)
+from lesson_code.torch.linear import LinearAttentionState, linear_attention
+
+CAUSAL = ["masked", "recurrent", "cumsum", "scan", "chunkwise"]
+GLOBAL = ["quadratic", "linear"]
+FORMS = [(True, form) for form in CAUSAL] + [(False, form) for form in GLOBAL]
+every_causal_form = pytest.mark.parametrize("form", CAUSAL)
+every_form = pytest.mark.parametrize(("causal", "form"), FORMS)
+both_normalizations = pytest.mark.parametrize("normalize", [True, False], ids=["mean", "sum"])
+
+# Half precision is computed in float32 and rounded once, by at most half of its epsilon.
+ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: ROUNDING[torch.float16] + 1e-5,
+    torch.bfloat16: ROUNDING[torch.bfloat16] + 1e-5,
+}
+every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Several threads would wait for each other in each small product when cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def widen(x):
+    """A positive map that is not elementwise, C = 2 D + 1, for NumPy and torch alike."""
+    if isinstance(x, np.ndarray):
+        return np.concatenate([x * x, abs(x[..., ::-1]), np.ones_like(x[..., :1])], axis=-1)
+    return torch.cat([x * x, x.flip(-1).abs(), torch.ones_like(x[..., :1])], dim=-1)
+
+
+# Makers of a map and of its NumPy twin for a width D.
+MAPS = {
+    "elu_plus_one": lambda D: (elu_plus_one, reference.elu_plus_one),
+    "relu": lambda D: (relu, reference.relu),
+    "exponential": lambda D: (exponential, reference.exponential),
+    "identity": lambda D: (identity, reference.identity),
+    "taylor": lambda D: (taylor(D), reference.taylor(D)),
+    "widen": lambda D: (widen, widen),
+}
+
+
+def tensor(rng, *shape, dtype=torch.float64):
+    return torch.from_numpy(rng.normal(size=shape)).to(dtype)
+
+
+def draw(seed=0, Nq=7, Nk=7, D=3, M=4, leading=((), (), ()), dtype=torch.float64):
+    rng = np.random.default_rng(seed)
+    shapes = ((Nq, D), (Nk, D), (Nk, M))
+    return [
+        tensor(rng, *lead, *shape, dtype=dtype) for lead, shape in zip(leading, shapes, strict=True)
+    ]
+
+
+def draw_state(C=3, M=4, leading=(), seed=1, dtype=torch.float64):
+    """A state whose normalizer is positive."""
+    rng = np.random.default_rng(seed)
+    S, z = tensor(rng, *leading, C, M), 1 + tensor(rng, *leading, C).abs()
+    return LinearAttentionState(S.to(dtype), z.to(dtype))
+
+
+def arrays(*tensors):
+    return [x.detach().double().numpy() for x in tensors]
+
+
+def numpy_state(state):
+    return None if state is None else reference.LinearAttentionState(*arrays(*state))
+
+
+def kept(dtype):
+    """The dtype of the state."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def assert_close(found, expected, tolerance=1e-12, dtype=None):
+    """The same shape, and an error relative to the largest number; expected may be NumPy's."""
+    if dtype is not None:
+        assert found.dtype == dtype
+    found, expected = (torch.as_tensor(x).detach().double() for x in (found, expected))
+    bound = tolerance * max(1, expected.abs().max()) if expected.numel() else 0
+    torch.testing.assert_close(found, expected, rtol=0, atol=float(bound))
+
+
+def assert_result(found, expected, dtype, form=None):
+    """Outputs and state, against NumPy's."""
+    (out, state), (expected_out, expected_state) = found, expected
+    assert_close(out, expected_out, TOLERANCE[dtype], dtype)
+    for x, y in zip(state, expected_state, strict=True):
+        assert_close(x, y, TOLERANCE[kept(dtype)], kept(dtype))
+
+
+def time_last(x):
+    """The same numbers with other strides, as heads that were split off the width have them."""
+    return x.mT.contiguous().mT
+
+
+# Every form is NumPy's function.
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shapes=mutually_broadcastable_shapes(num_shapes=4, max_dims=3, max_side=3, min_side=0),
+    with_state=st.booleans(),
+    N=st.integers(0, 40),
+    chunk_size=st.sampled_from([1, 2, 3, 7, 16, 50]),
+    segment=st.sampled_from([1, 13, 32, 1024]),
+    D=st.integers(1, 4),
+    M=st.integers(0, 5),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    name=st.sampled_from(list(MAPS)),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(BroadcastableShapes(((2, 1), (3,), (1, 1), ()), (2, 3)), True, 37, 7, 16, 3, 5, *"???")
+@example(BroadcastableShapes(((5, 2, 3), (3,), (2, 1), (2, 3)), ()), True, 9, 4, 8, 3, 2, *"???")
+@example(BroadcastableShapes(((), (2,), (3, 1), ()), ()), False, 1, 4, 8, 2, 3, *"???")
+@example(BroadcastableShapes(((2,), (2,), (2,), (2,)), ()), True, 0, 4, 8, 2, 3, *"???")
+def test_causal_forms_are_numpys(
+    shapes, with_state, N, chunk_size, segment, D, M, dtype, name, seed
+):
+    if dtype == "?":
+        dtype, name, seed = torch.float64, "elu_plus_one", 0
+    *leading, state_leading = shapes.input_shapes
+    q, k, v = draw(seed, N, N, D, M, leading, dtype)
+    feature_map, twin = MAPS[name](D)
+    C = twin(np.zeros(D)).shape[-1]
+    state = draw_state(C, M, state_leading, seed, kept(dtype)) if with_state else None
+    options = {"causal": True, "normalize": name != "identity", "chunk_size": chunk_size}
+    options["return_state"] = True
+    expected = reference.linear_attention(
+        *arrays(q, k, v), feature_map=twin, initial_state=numpy_state(state), **options
+    )
+    options |= {"feature_map": feature_map, "initial_state": state}
+    with mock.patch.dict(chunkwise.SEGMENT, cpu=segment):
+        for form in [*CAUSAL, None]:
+            assert_result(linear_attention(q, k, v, form=form, **options), expected, dtype)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    shapes=mutually_broadcastable_shapes(num_shapes=3, max_dims=3, max_side=3, min_side=0),
+    Nq=st.integers(0, 30),
+    Nk=st.integers(0, 30),
+    D=st.integers(1, 4),
+    M=st.integers(0, 5),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    name=st.sampled_from(list(MAPS)),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(BroadcastableShapes(((2, 3), (3,), (2, 1)), ()), 5, 9, 2, 3, torch.float64, "widen", 0)
+@example(BroadcastableShapes(((2,), (), ()), ()), 5, 0, 2, 3, torch.float64, "elu_plus_one", 0)
+def test_global_forms_are_numpys(shapes, Nq, Nk, D, M, dtype, name, seed):
+    q, k, v = draw(seed, Nq, Nk, D, M, shapes.input_shapes, dtype)
+    feature_map, twin = MAPS[name](D)
+    normalize = name != "identity"
+    expected = reference.linear_attention(*arrays(q, k, v), feature_map=twin, normalize=normalize)
+    for form in [*GLOBAL, None]:
+        out = linear_attention(q, k, v, feature_map=feature_map, normalize=normalize, form=form)
+        assert_close(out, expected, TOLERANCE[dtype], dtype)
+
+
+@pytest.mark.parametrize("form", [*CAUSAL, None])
+@both_normalizations
+@every_dtype
+def test_forms_start_from_a_state_in_either_dtype(form, normalize, dtype):
+    q, k, v = draw(2, 9, 9, leading=((5, 1, 1), (3, 1), (3, 1)), dtype=dtype)
+    options = {"causal": True, "normalize": normalize, "chunk_size": 4, "return_state": True}
+    for given_dtype in {dtype, kept(dtype)}:
+        state = draw_state(leading=(2,), dtype=given_dtype)
+        expected = reference.linear_attention(
+            *arrays(q, k, v), initial_state=numpy_state(state), **options
+        )
+        found = linear_attention(q, k, v, form=form, initial_state=state, **options)
+        assert_result(found, expected, dtype)
+        assert found[1].S.shape == (3, 2, 3, 4) and found[1].z.shape == (3, 2, 3)
+
+
+@every_form
+@pytest.mark.parametrize(
+    "make", [polynomial, positive_random_features], ids=lambda make: make.__name__
+)
+def test_other_maps(causal, form, make):
+    q, k, v = draw(3, 9, 9, leading=((2,), (2,), (2,)))
+    twin = getattr(reference, make.__name__)(4, 3)
+    expected = reference.linear_attention(*arrays(q, k, v), feature_map=twin, causal=causal)
+    options = {"causal": causal, "form": form, "chunk_size": 4}
+    assert_close(linear_attention(q, k, v, feature_map=make(4, 3), **options), expected, 1e-11)
+
+
+KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+VALUES = torch.tensor([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
+
+
+@every_causal_form
+@every_dtype
+def test_worked_numbers_causal(form, dtype):
+    q, k, v = KEYS.to(dtype), KEYS.to(dtype), VALUES.to(dtype)
+    options = {"feature_map": identity, "causal": True, "form": form, "chunk_size": 2}
+    options["return_state"] = True
+    out, state = linear_attention(q, k, v, normalize=False, **options)
+    assert out.tolist() == [[10, 20], [30, 40], [140, 180]]
+    assert state.S.tolist() == [[60, 80], [80, 100]] and state.z.tolist() == [2, 2]
+    assert linear_attention(q, k, v, **options)[0].tolist() == [[10, 20], [30, 40], [35, 45]]
+
+
+@pytest.mark.parametrize("form", GLOBAL)
+def test_worked_numbers_global(form):
+    out = linear_attention(KEYS, KEYS, VALUES, feature_map=identity, normalize=False, form=form)
+    assert out.tolist() == [[60, 80], [80, 100], [140, 180]]
+    out = linear_attention(KEYS, KEYS, VALUES, feature_map=identity, form=form)
+    assert out.tolist() == [[30, 40], [40, 50], [35, 45]]
+
+
+# What lesson_code.checks says, of tensors.
+
+
+def tensors(rng, N, **sizes):
+    return [torch.from_numpy(x) for x in random_qkv(rng, N, **sizes)]
+
+
+def heads(rng, N):
+    return tensors(rng, N, leading=(2, 3), D=4, M=3)
+
+
+@every_causal_form
+@both_normalizations
+def test_checks(form, normalize):
+    def attention(q, k, v, **options):
+        return linear_attention(
+            q, k, v, causal=True, form=form, normalize=normalize, chunk_size=5, **options
+        )
+
+    def numpys(q, k, v):
+        out = reference.linear_attention(*arrays(q, k, v), causal=True, normalize=normalize)
+        return torch.from_numpy(out)
+
+    for inputs in (tensors, heads):
+        check_same(attention, numpys, inputs=inputs)
+    check_causal(attention, inputs=tensors)
+    with mock.patch.dict(chunkwise.SEGMENT, cpu=16):
+        check_causal(attention, inputs=heads)
+        check_streaming(attention, inputs=heads)
+        check_gradients(attention, inputs=tensors)
+
+
+@pytest.mark.parametrize("form", GLOBAL)
+@both_normalizations
+def test_checks_of_global_forms(form, normalize):
+    def attention(q, k, v):
+        return linear_attention(q, k, v, form=form, normalize=normalize)
+
+    check_gradients(attention, inputs=tensors)
+    with pytest.raises(AssertionError, match="Position 0 looks ahead"):
+        check_causal(attention, inputs=tensors)
+
+
+@pytest.mark.parametrize(
+    ("causal", "form"), [(True, f) for f in ("recurrent", "cumsum", "scan", "chunkwise", None)]
+)
+def test_memory_is_linear(causal, form):
+    check_linear_cost(lambda *qkv: linear_attention(*qkv, causal=causal, form=form), inputs=tensors)
+
+
+def test_memory_of_the_other_forms():
+    check_linear_cost(lambda *qkv: linear_attention(*qkv), inputs=tensors)
+    for causal, form in ((True, "masked"), (False, "quadratic")):
+        with pytest.raises(AssertionError, match="Memory grows with N²"):
+            check_linear_cost(
+                lambda *qkv, causal=causal, form=form: linear_attention(
+                    *qkv, causal=causal, form=form
+                ),
+                inputs=tensors,
+            )
+
+
+# The state: streaming, single steps, precision.
+
+
+@pytest.mark.parametrize("first", CAUSAL)
+@both_normalizations
+def test_split_anywhere_and_hand_the_state_to_any_form(first, normalize):
+    q, k, v = draw(4, leading=((2, 1), (3,), (3,)))
+    options = {"causal": True, "normalize": normalize, "chunk_size": 3, "return_state": True}
+    whole = reference.linear_attention(*arrays(q, k, v), **options)
+    for t in range(8):
+        before, after = ([x[..., part, :] for x in (q, k, v)] for part in (np.s_[:t], np.s_[t:]))
+        head, state = linear_attention(*before, form=first, **options)
+        for second in [*CAUSAL, None]:
+            tail, last = linear_attention(*after, form=second, initial_state=state, **options)
+            assert_result((torch.cat([head, tail], dim=-2), last), whole, torch.float64)
+
+
+@every_dtype
+@both_normalizations
+def test_write_and_read_are_one_step_of_the_recurrence(dtype, normalize):
+    q, k, v = (x.abs() for x in draw(5, leading=((2, 3), (3,), (2, 1)), dtype=dtype))
+    options = {"causal": True, "normalize": normalize, "return_state": True}
+    out, final = reference.linear_attention(
+        *arrays(q, k, v), feature_map=reference.identity, **options
+    )
+    for given_dtype in {dtype, kept(dtype)}:
+        state = LinearAttentionState.zeros(3, 4, (2, 3), given_dtype)
+        for t in range(7):
+            state = state.write(k[..., t, :], v[..., t, :])
+            read = state.read(q[..., t, :], normalize=normalize)
+            assert_close(read, out[..., t, :], TOLERANCE[dtype], dtype)
+        for x, y in zip(state, final, strict=True):
+            assert_close(x, y, TOLERANCE[kept(dtype)], kept(dtype))
+
+
+def test_write_and_read_broadcast():
+    """Whichever of the four brings a leading dimension, S and z both get it."""
+    for bringer in range(4):
+        lead = [(5,) if i == bringer else () for i in range(4)]
+        rng = np.random.default_rng(bringer)
+        k, v = tensor(rng, *lead[0], 3), tensor(rng, *lead[1], 4)
+        state = LinearAttentionState(tensor(rng, *lead[2], 3, 4), tensor(rng, *lead[3], 3))
+        written = state.write(k, v)
+        expected = numpy_state(state).write(*arrays(k, v))
+        q = tensor(rng, 2, 1, 3)
+        assert written.S.shape == (5, 3, 4) and written.z.shape == (5, 3)
+        for x, y in zip(written, expected, strict=True):
+            assert_close(x, y)
+        assert_close(written.read(q), expected.read(*arrays(q)))
+        assert written.read(q).shape == (2, 5, 4)
+        assert (state.z[..., 0] != written.z[..., 0]).all(), "the given state was written"
+
+
+def test_zeros():
+    state = LinearAttentionState.zeros(2, 3)
+    assert state.S.dtype == state.z.dtype == torch.float32 and state.S.device.type == "cpu"
+    state = LinearAttentionState.zeros(2, 3, [4, 0], torch.bfloat16, "meta")
+    assert state.S.shape == (4, 0, 2, 3) and state.z.shape == (4, 0, 2)
+    assert state.z.dtype == torch.bfloat16 and state.S.device.type == "meta"
+    assert LinearAttentionState.zeros(3, 4).read(torch.ones(3)).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_million_tokens_in_constant_memory(dtype):
+    """Float32 sums of a million terms: wrong by less than 2e-5 of what they are."""
+    N, piece, D, M = 1_000_000, 50_000, 4, 3
+    q, k, v = draw(6, N, N, D, M, dtype=dtype)
+    v = v + 1  # else the sums stay small
+    outputs, peaks, state = [], [], None
+
+    def step(start):
+        nonlocal state
+        parts = (x[start : start + piece] for x in (q, k, v))
+        out, state = linear_attention(*parts, causal=True, initial_state=state, return_state=True)
+        return out
+
+    for start in range(0, N, piece):
+        if start in (2 * piece, N - piece):
+            peaks.append(peak_bytes(lambda start=start: outputs.append(step(start))))
+        else:
+            outputs.append(step(start))
+    assert peaks[0] == peaks[1] < 20 * piece * M * q.element_size() + 2**22
+    fq, fk = elu_plus_one(q.double()), elu_plus_one(k.double())
+    S = (fk[:, :, None] * v.double()[:, None]).cumsum(dim=0)  # (N, D, M), in float64
+    z = fk.cumsum(dim=0)
+    expected = (fq[:, None] @ S)[:, 0] / (fq * z).sum(dim=-1, keepdim=True)
+    assert_close(state.S / S[-1], torch.ones(D, M), 2e-5)
+    assert_close(state.z / z[-1], torch.ones(D), 2e-5)
+    bound = 2e-5 + ROUNDING.get(dtype, 0)
+    assert ((torch.cat(outputs) - expected).abs() <= bound * expected.abs() + 2e-5).all()
+
+
+# Inputs, outputs, memory.
+
+
+def call(q, k, v, causal, form, state=None, **options):
+    if causal:
+        options |= {"initial_state": state, "return_state": True}
+    result = linear_attention(q, k, v, causal=causal, form=form, chunk_size=3, **options)
+    return [result[0], *result[1]] if causal else [result]
+
+
+@every_form
+@pytest.mark.parametrize("tracked", [False, True], ids=["plain", "requires_grad"])
+def test_inputs_are_left_alone_and_any_strides_work(causal, form, tracked):
+    q, k, v = draw(7, 9, 9, leading=((2, 5), (2, 5), (2, 5)))
+    state = draw_state(leading=(2, 5)) if causal else None
+    expected = call(q, k, v, causal, form, state)
+    wide = [torch.stack([x, x + 1], dim=-1).flatten(-2)[..., ::2] for x in (q, k, v)]
+    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    sliced = [torch.cat([x, x, x], dim=-2)[..., 9:18, :] for x in (q, k, v)]
+    for args in ((q, k, v), wide, swapped, sliced, [time_last(x) for x in (q, k, v)]):
+        args = [x.requires_grad_(tracked) for x in map(torch.detach, args)]
+        given_state = state and LinearAttentionState(
+            *(time_last(x).detach().requires_grad_(tracked) for x in state)
+        )
+        before = [x.detach().clone() for x in (*args, *(given_state or ()))]
+        found = call(*args, causal, form, given_state)
+        for x, y in zip(found, expected, strict=True):
+            assert_close(x, y)
+        if tracked:
+            sum(x.sum() for x in found).backward()
+        for x, y in zip((*args, *(given_state or ())), before, strict=True):
+            assert (x == y).all()
+            assert x.grad is None or x.grad.isfinite().all()
+
+
+@every_form
+def test_expanded_inputs_and_their_gradients(causal, form):
+    """One sequence for all heads: its gradient is the sum over the heads."""
+    q, k, v = (x.requires_grad_() for x in draw(8))
+    state = draw_state() if causal else None
+    shared = [x.expand(2, 3, *x.shape) for x in (q, k, v)]
+    found = call(*shared, causal, form, state)
+    expected = call(q, k, v, causal, form, state)
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x, y.expand(2, 3, *y.shape))
+    gradients, single = (
+        torch.autograd.grad(sum(x.square().sum() for x in result), (q, k, v))
+        for result in (found, expected)
+    )
+    for x, y in zip(gradients, single, strict=True):
+        assert_close(x, 6 * y, 1e-11)
+
+
+@every_form
+@pytest.mark.parametrize("N", [0, 1, 9])
+@pytest.mark.parametrize("feature_map", [identity, elu_plus_one, widen])
+def test_outputs_own_their_memory(causal, form, N, feature_map):
+    """A view would keep every state of the scan alive, or write into what the caller owns."""
+    for leading in (((), (), ()), ((2, 3), (3,), (2, 1))):
+        q, k, v = draw(9, N, N, leading=leading)
+        state = draw_state(7 if feature_map is widen else 3) if causal else None
+        given_tensors = [q, k, v, *(state or ())]
+        found = call(q, k, v, causal, form, state, feature_map=feature_map, normalize=False)
+        for x in found:
+            assert x.untyped_storage().nbytes() == x.nbytes
+            x.fill_(math.nan)
+        assert not any(x.isnan().any() for x in given_tensors)
+
+
+def test_states_own_their_memory():
+    state = draw_state()
+    for written in (
+        state.write(state.S[:, 0], state.S[0]),
+        LinearAttentionState.zeros(3, 4, (2,)),
+    ):
+        for x in written:
+            assert x.untyped_storage().nbytes() == x.nbytes
+            x.fill_(math.nan)
+    assert not any(x.isnan().any() for x in state)
+
+
+# NaN, the normalizer, extreme numbers.
+
+
+@every_form
+def test_nan_stays_in_its_sequence(causal, form):
+    for spoiled in range(3):
+        args = draw(10, 9, 9, leading=((2, 3),) * 3)
+        args[spoiled][1, 2, 5, 1] = math.nan
+        args = [x.requires_grad_() for x in args]
+        out = linear_attention(*args, causal=causal, form=form, chunk_size=4)
+        rows = out.isnan().any(dim=-1)
+        assert rows[1, 2, 5] and rows.sum() == rows[1, 2].sum()
+        if form in ("recurrent", "cumsum", "scan"):
+            assert not rows[1, 2, :5].any()
+        for gradient in torch.autograd.grad(out.sum(), args):
+            lost = gradient.isnan().flatten(2).any(dim=-1)
+            assert lost.sum() == lost[1, 2]
+
+
+@every_form
+@every_dtype
+def test_a_normalizer_of_zero_gives_zero_and_no_gradient(causal, form, dtype):
+    q, k, v = (x.abs() for x in draw(11, 6, 6, dtype=dtype))
+    k[:2] = -k[:2]  # nothing is remembered before position 2
+    q[4] = -q[4]  # and nothing is asked at position 4
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    options = {"feature_map": relu, "causal": causal, "form": form, "chunk_size": 4}
+    out = linear_attention(q, k, v, **options)
+    zero = [0, 1, 4] if causal else [4]
+    assert (out[zero] == 0).all() and (out[[2, 3, 5]] > 0).all()
+    dq, dk, dv = torch.autograd.grad(out.sum(), (q, k, v))
+    assert all(x.isfinite().all() for x in (dq, dk, dv))
+    assert (dq[zero] == 0).all() and (dk[:2] == 0).all() and (dv[:2] == 0).all()
+    assert (dv[2:] != 0).all()
+
+
+@every_form
+def test_a_normalizer_of_zero_beside_a_numerator_that_is_not(causal, form):
+    """The second query finds 1 - 1; only the others have an output and a gradient."""
+    q = torch.tensor([[1.0], [1.0]]).requires_grad_()
+    k = torch.tensor([[1.0], [-1.0]]).requires_grad_()
+    v = torch.tensor([[2.0], [3.0]]).requires_grad_()
+    options = {"feature_map": identity, "causal": causal, "form": form}
+    out = linear_attention(q, k, v, **options)
+    assert out.tolist() == [[2.0 if causal else 0.0], [0.0]]
+    for gradient in torch.autograd.grad(out[1].sum(), (q, k, v)):
+        assert (gradient == 0).all()
+    state = LinearAttentionState(torch.ones(1, 2), torch.zeros(1).requires_grad_())
+    out = state.read(torch.ones(1))
+    assert out.tolist() == [0, 0]
+    assert torch.autograd.grad(out.sum(), state.z)[0] == 0
+
+
+@every_form
+@every_dtype
+def test_strongly_negative_inputs(causal, form, dtype):
+    """exp(-80) is a number, and a mean of equal values is this value."""
+    q, k, _ = draw(12, 9, 9, dtype=dtype)
+    v = torch.full((9, 2), 3.0, dtype=dtype)
+    k = (k * 0 - 80).requires_grad_()
+    options = {"causal": causal, "form": form, "chunk_size": 4}
+    out = linear_attention(q, k, v, **options)
+    assert_close(out, torch.full((9, 2), 3.0), TOLERANCE[dtype])
+    assert torch.autograd.grad(out.sum(), k)[0].isfinite().all()
+    if causal:
+        _, state = linear_attention(q, k, v, return_state=True, **options)
+        assert (state.z > 0).all()
+    q, k = q * 0 - 80, k.detach()  # the products are exp(-160): 0 in float32
+    out = linear_attention(q.requires_grad_(), k.requires_grad_(), v, **options)
+    assert_close(out, torch.full((9, 2), 3.0 * (dtype == torch.float64)))
+    for gradient in torch.autograd.grad(out.sum(), (q, k)):
+        assert gradient.isfinite().all()
+
+
+@every_form
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_half_precision_is_computed_in_float32_and_rounded_once(causal, form, dtype):
+    q, k, v = draw(13, 300, 300, dtype=dtype)
+    v = v + 10
+    expected = torch.from_numpy(reference.linear_attention(*arrays(q, k, v), causal=causal))
+    out = linear_attention(q, k, v, causal=causal, form=form)
+    assert out.dtype == dtype
+    assert ((out - expected).abs() <= (ROUNDING[dtype] + 1e-5) * expected.abs()).all()
+
+
+@every_form
+@pytest.mark.parametrize("feature_map", [elu_plus_one, widen])
+def test_autocast_lowers_no_precision(causal, form, feature_map):
+    q, k, v = (x.requires_grad_() for x in draw(14, 20, 20, dtype=torch.float32))
+    state = draw_state(C=7 if feature_map is widen else 3, dtype=torch.float32) if causal else None
+
+    def run():
+        return [
+            *call(q, k, v, causal, form, state, feature_map=feature_map),
+            draw_state(dtype=torch.float32).read(q[0]),
+        ]
+
+    expected = run()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+        found = run()
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == torch.float32 and torch.equal(x, y)
+    found, expected = (
+        torch.autograd.grad(sum(x.square().sum() for x in outs), (q, k, v))
+        for outs in (found, expected)
+    )
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+# Derivatives and transformations.
+
+
+def gradients(args, causal, form, **options):
+    """Of a random combination of outputs and state, with respect to all arguments."""
+    args = [x.detach().clone().requires_grad_() for x in args]
+    state = LinearAttentionState(*args[3:]) if len(args) > 3 else None
+    found = call(*args[:3], causal, form, state, **options)
+    rng = np.random.default_rng(0)
+    loss = sum((tensor(rng, *x.shape) * x).sum() for x in found)
+    return torch.autograd.grad(loss, args)
+
+
+@every_causal_form
+@pytest.mark.parametrize(  # the normalizer of the identity comes near zero
+    ("name", "normalize"), [*((name, name != "identity") for name in MAPS), ("widen", False)]
+)
+def test_gradients_of_everything_are_those_of_the_masked_form(form, name, normalize):
+    feature_map, twin = MAPS[name](3)
+    C = twin(np.zeros(3)).shape[-1]
+    leading = ((2, 1), (3,), (2, 3))
+    args = [*draw(15, 8, 8, leading=leading), *draw_state(C, leading=(3,))]
+    options = {"feature_map": feature_map, "normalize": normalize}
+    found = gradients(args, True, form, **options)
+    for x, y in zip(found, gradients(args, True, "masked", **options), strict=True):
+        assert_close(x, y, 1e-11)
+
+
+@every_form
+@both_normalizations
+def test_gradcheck(causal, form, normalize):
+    args = draw(16, 5, 5, 2, 3, leading=((2,), (), (2,)))
+    args += [*draw_state(2, 3)] if causal else []
+
+    def function(*args):
+        state = LinearAttentionState(*args[3:]) if causal else None
+        return tuple(call(*args[:3], causal, form, state, normalize=normalize))
+
+    assert torch.autograd.gradcheck(function, [x.requires_grad_() for x in args])
+
+
+@every_form
+def test_second_derivatives(causal, form):
+    """The other forms have them; the chunkwise one says that it does not (test_chunkwise.py)."""
+    if form == "chunkwise":
+        return
+    args = [x.requires_grad_() for x in draw(17, 4, 4, 2, 2)]
+    assert torch.autograd.gradgradcheck(
+        lambda *args: linear_attention(*args, causal=causal, form=form), args
+    )
+
+
+def test_gradients_through_write_and_read():
+    q, k, v = draw(18, 1, 1, leading=((2,), (), (3, 1)))
+    args = [x[..., 0, :].requires_grad_() for x in (q, k, v)] + [
+        x.requires_grad_() for x in draw_state()
+    ]
+
+    def function(q, k, v, S, z):
+        state = LinearAttentionState(S, z).write(k, v)
+        return state.S, state.z, state.read(q), state.read(q, normalize=False)
+
+    assert torch.autograd.gradcheck(function, args)
+
+
+class Trainable(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.W = torch.nn.Parameter(torch.randn(5, 3, generator=generator, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.nn.functional.softplus(x @ self.W.mT)
+
+
+@every_form
+def test_a_map_with_parameters_trains(causal, form):
+    q, k, v = draw(19, 9, 9)
+    phi = Trainable()
+    out = linear_attention(q, k, v, feature_map=phi, causal=causal, form=form, chunk_size=4)
+    (found,) = torch.autograd.grad(out.square().sum(), phi.parameters())
+
+    A = phi(q) @ phi(k).mT
+    A = A.tril() if causal else A
+    expected = A @ v / A.sum(dim=-1, keepdim=True)
+    assert_close(out, expected)
+    (expected,) = torch.autograd.grad(expected.square().sum(), phi.parameters())
+    assert expected.abs().max() > 0.1
+    assert_close(found, expected, 1e-11)
+
+
+@every_form
+def test_vmap_over_any_dimension(causal, form):
+    q, k, v = draw(20, 9, 9, leading=((2,), (2,), (2,)))
+    options = {"causal": causal, "form": form, "chunk_size": 4}
+    whole = linear_attention(q, k, v, **options)
+
+    def attention(q, k, v):
+        return linear_attention(q, k, v, **options)
+
+    moved = [x.movedim(0, i) for i, x in zip((1, 2, -1), (q, k, v), strict=True)]
+    assert_close(torch.vmap(attention, in_dims=(1, 2, -1), out_dims=1)(*moved), whole.movedim(0, 1))
+    shared = torch.vmap(attention, in_dims=(0, None, None))(q, k[0], v[0])
+    assert_close(shared, linear_attention(q, k[0], v[0], **options))
+    shared = torch.vmap(attention, in_dims=(None, 0, None))(q[1], k, v[0])
+    assert_close(shared, linear_attention(q[1], k, v[0], **options))
+    twice = torch.vmap(torch.vmap(attention), in_dims=1)(*(x[:, None] for x in (q, k, v)))
+    assert_close(twice, whole[None])
+
+
+@every_form
+def test_grad_and_vmap_of_grad(causal, form):
+    args = draw(21, 9, 9, leading=((2,), (2,), (2,)))
+
+    def loss(q, k, v):
+        out = linear_attention(q, k, v, causal=causal, form=form, chunk_size=4)
+        return out.square().sum()
+
+    tracked = [x.clone().requires_grad_() for x in args]
+    expected = torch.autograd.grad(loss(*tracked), tracked)
+    of_one = torch.func.grad(loss, argnums=(0, 1, 2))
+    for found in (of_one(*args), torch.vmap(of_one)(*args)):
+        for x, y in zip(found, expected, strict=True):
+            assert_close(x, y, 1e-11)
+
+
+def test_vmap_over_states():
+    q, k, v = draw(22)
+    states = draw_state(leading=(5,))
+
+    def step(state, q, k, v):
+        state = state.write(k, v)
+        return state, state.read(q)
+
+    states, outs = torch.vmap(step, in_dims=(0, None, None, None))(states, q[0], k[0], v[0])
+    expected, out = step(draw_state(leading=(5,)), q[0], k[0], v[0])
+    for x, y in zip((*states, outs), (*expected, out), strict=True):
+        assert_close(x, y)
+
+
+# Dynamo makes an instance of what should have none.
+ignore_dynamo = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+def compiled(function, **options):
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
+
+
+@ignore_dynamo
+def test_every_form_compiles_as_one_graph():
+    """Forward and backward, with a state in and out."""
+
+    def run(q, k, v, S, z):
+        state, outs = LinearAttentionState(S, z), []
+        for causal, form in [*FORMS, (True, None), (False, None)]:
+            outs += call(q, k, v, causal, form, state if causal else None)
+        return outs
+
+    args = [x.requires_grad_() for x in (*draw(23, 5, 5, leading=((2,), (), (2,))), *draw_state())]
+    found, expected = compiled(run)(*args), run(*args)
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x, y)
+    found, expected = (
+        torch.autograd.grad(sum(x.square().sum() for x in outs), args) for outs in (found, expected)
+    )
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x, y, 1e-11)
+
+
+def test_steps_compile_as_one_graph():
+    def step(state, q, k, v):
+        state = state.write(k, v)
+        return state, state.read(q), state.read(q, normalize=False)
+
+    q, k, v = draw(24)
+    state = same = draw_state()
+    fast = compiled(step)
+    for t in range(3):
+        state, *outs = fast(state, q[t], k[t], v[t])
+        same, *expected = step(same, q[t], k[t], v[t])
+        for x, y in zip((*state, *outs), (*same, *expected), strict=True):
+            assert_close(x, y)
+
+
+@ignore_dynamo
+def test_lengths_that_change_still_compile():
+    fast = compiled(lambda *qkv: linear_attention(*qkv, causal=True, chunk_size=4), dynamic=True)
+    for N in (6, 9, 13):
+        q, k, v = draw(N, N, N)
+        assert_close(fast(q, k, v), linear_attention(q, k, v, causal=True, chunk_size=4))
+
+
+@every_form
+def test_shapes_alone(causal, form):
+    """On the meta device nothing is computed, and reading a number would be an error."""
+    q, k, v = (x.to("meta") for x in draw(25, 9, 9, leading=((2, 1), (3,), ())))
+    out, *state = call(q, k, v, causal, form)
+    assert out.shape == (2, 3, 9, 4) and out.device.type == "meta"
+    if causal:
+        state = LinearAttentionState(*state).write(k[:, 0], v[0])
+        assert state.S.shape == (3, 3, 4) and state.read(q[..., 0, :]).shape == (2, 3, 4)
+
+
+# Known bugs of known libraries: what they compute, that it differs, and that ours does not.
+
+
+def masked(fq, fk, v, eps=0.0):
+    """The definition, with room for mistakes."""
+    A = (fq @ fk.mT).tril()
+    return A @ v / (A.sum(dim=-1, keepdim=True) + eps)
+
+
+def all_forms(q, k, v, **options):
+    for form in CAUSAL:
+        yield linear_attention(q, k, v, causal=True, form=form, chunk_size=16, **options)
+
+
+def error(found, expected):
+    return float((found.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("library", "normalized"),
+    [
+        ("added to the normalizer", lambda A, fq, z: A.sum(-1) + 1e-6),
+        ("a smaller one", lambda A, fq, z: A.sum(-1) + 1e-10),
+        ("added to each entry of z", lambda A, fq, z: (fq * (z + 1e-6)).sum(-1)),
+        ("a lower bound", lambda A, fq, z: A.sum(-1).clamp(min=1e-3)),
+    ],
+)
+def test_known_bug_an_epsilon_changes_results(library, normalized):
+    """Four libraries, four conventions; where features are small, all of them give another mean."""
+    q, k, v = draw(30, 20, 20, dtype=torch.float32)
+    q, k = q - 15, k - 15
+    exact = reference.linear_attention(*arrays(q, k, v), causal=True)
+    exact = torch.from_numpy(exact)
+    fq, fk = elu_plus_one(q), elu_plus_one(k)
+    A = (fq @ fk.mT).tril()
+    wrong = A @ v / normalized(A, fq, fk.cumsum(dim=-2))[..., None]
+    assert error(wrong, exact) > 0.5
+    for out in all_forms(q, k, v):
+        assert error(out, exact) < 1e-5
+
+
+def test_known_bug_an_epsilon_can_make_the_normalizer_zero():
+    """With products of both signs -1e-6 + 1e-6 is a normalizer, too."""
+    q, k, v = torch.ones(1, 1), torch.full((1, 1), -1e-6), torch.full((1, 1), 2.0)
+    assert masked(q, k, v, eps=1e-6).isinf()
+    for out in all_forms(q, k, v, feature_map=identity):
+        assert out == 2
+
+
+def test_known_bug_the_normalizer_is_summed_over_the_heads():
+    """``cumsum(dim=1)`` is time in (B, N, H, D), and heads in (B, H, N, D)."""
+    q, k, v = draw(31, 9, 9, leading=((2, 3),) * 3)
+    fq, fk = elu_plus_one(q), elu_plus_one(k)
+    z = fk.cumsum(dim=1)
+    wrong = (fq @ fk.mT).tril() @ v / (fq * z).sum(dim=-1, keepdim=True)
+    assert error(wrong, masked(fq, fk, v)) > 0.5
+    for out in all_forms(q, k, v):
+        assert error(out, masked(fq, fk, v)) < 1e-13
+
+
+def test_known_bug_the_keys_gradient_misses_the_normalizer():
+    """A backward pass of its own for the numerator, and none for k in the denominator."""
+    q, k, v = draw(32, 9, 9)
+    k.requires_grad_()
+
+    def gradient(out):
+        return torch.autograd.grad(out.square().sum(), k, retain_graph=True)[0]
+
+    fq, fk = elu_plus_one(q), elu_plus_one(k)
+    A = (fq @ fk.mT).tril()
+    right = gradient(masked(fq, fk, v))
+    assert error(gradient(A @ v / A.sum(dim=-1, keepdim=True).detach()), right) > 0.1
+    for out in all_forms(q, k, v):
+        assert error(gradient(out), right) < 1e-12
+
+
+def test_known_bug_the_first_bucket_is_zero():
+    """Sums over whole buckets before the own one: position 0 does not even see itself."""
+    q, k, v = draw(33, 128, 128)
+    fq, fk = elu_plus_one(q), elu_plus_one(k)
+    buckets = (fk.mT.reshape(3, 2, 64).movedim(1, 0) @ v.reshape(2, 64, 4)).cumsum(dim=0)
+    S = torch.cat([torch.zeros(1, 3, 4), buckets[:-1]])
+    wrong = (fq.reshape(2, 64, 3) @ S).flatten(0, 1)
+    assert (wrong[:64] == 0).all()
+    for out in all_forms(q, k, v):
+        assert error(out[0], v[0]) < 1e-13
+    out = linear_attention(q, k, v, causal=True, form="chunkwise")  # in chunks of 64 as well
+    assert error(out, masked(fq, fk, v)) < 1e-13
+
+
+def test_known_bug_the_length_must_be_a_multiple_of_the_chunk():
+    q, k, v = draw(34, 130, 130)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        k.reshape(-1, 64, 3)
+    expected = masked(elu_plus_one(q), elu_plus_one(k), v)
+    for out in all_forms(q, k, v):
+        assert error(out, expected) < 1e-13
+
+
+def test_known_bug_float64_is_computed_in_float32():
+    """float64 in, float64 out, and float32 between: it cannot serve as a reference."""
+    q, k, v = draw(35, 100, 100)
+    exact = torch.from_numpy(reference.linear_attention(*arrays(q, k, v), causal=True))
+    wrong = masked(elu_plus_one(q.float()), elu_plus_one(k.float()), v.float()).double()
+    assert error(wrong, exact) > 1e-8
+    for out in all_forms(q, k, v):
+        assert out.dtype == torch.float64 and error(out, exact) < 1e-13
+
+
+@pytest.mark.parametrize(("dtype", "stuck"), [(torch.bfloat16, 256), (torch.float16, 2048)])
+def test_known_bug_sums_in_half_precision_stick(dtype, stuck):
+    """256 + 1 is 256 in bfloat16."""
+    wrong = torch.zeros((), dtype=dtype)
+    for _ in range(4096):
+        wrong = wrong + 1
+    assert wrong == stuck
+    ones = torch.ones(4096, 1, dtype=dtype)
+    options = {"feature_map": identity, "normalize": False, "return_state": True}
+    for out, state in all_forms(ones, ones, ones, **options):
+        assert state.S == state.z == out[-1] == 4096 and state.S.dtype == torch.float32
+    state = LinearAttentionState.zeros(1, 1, dtype=dtype)
+    for _ in range(2 * stuck):
+        state = state.write(ones[0], ones[0])
+    assert state.S == 2 * stuck
+
+
+def test_known_bug_keys_far_below_zero_are_lost():
+    """``elu(x) + 1`` rounds to 0 below -16.6, and a mean over such keys is 0/0."""
+    q, k, v = draw(36, 9, 9, dtype=torch.float32)
+    k = k - 25
+    fq, fk = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+    assert masked(fq, fk, v).isnan().all()
+    exact = torch.from_numpy(reference.linear_attention(*arrays(q, k, v), causal=True))
+    for out in all_forms(q, k, v):
+        assert error(out, exact) < 1e-5
+
+
+def test_known_bug_a_hidden_scale():
+    """Multiplying q by 1/√D cancels in the mean and nowhere else."""
+    q, k, v = draw(37, 9, 9)
+    fq, fk = elu_plus_one(q), elu_plus_one(k)
+    right = (fq @ fk.mT).tril() @ v
+    assert error(right / math.sqrt(3), right) > 0.4
+    for out in all_forms(q, k, v, normalize=False):
+        assert error(out, right) < 1e-13
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda q, k, v: masked(q.exp(), (k - k.amax()).exp() + 1e-4, v),
+        lambda q, k, v: ((A := q.exp() @ k.exp().mT) / A.sum(dim=-1, keepdim=True)).tril() @ v,
+        lambda q, k, v: q.exp() @ (k.exp().mT @ v) / (q.exp() @ k.exp().sum(dim=-2))[:, None],
+    ],
+    ids=["a maximum over all keys, and an epsilon", "a mask after the mean", "sums over all keys"],
+)
+def test_known_bug_a_later_key_changes_the_past(wrong):
+    q, k, v = draw(38, 9, 9)
+    other = k.clone()
+    other[-1] = 4
+    assert error(wrong(q, other, v)[:8], wrong(q, k, v)[:8]) > 1e-4
+    options = {"feature_map": exponential}
+    for after, before in zip(
+        all_forms(q, other, v, **options), all_forms(q, k, v, **options), strict=True
+    ):
+        assert error(after[:8], before[:8]) < 1e-14
+
+
+def test_known_bug_the_state_forgets_the_normalizer():
+    """S alone does not continue a mean, even where the first part was not normalized."""
+    q, k, v = draw(39, 8, 8)
+    expected = masked(elu_plus_one(q), elu_plus_one(k), v)
+    for form in CAUSAL:
+        options = {"causal": True, "form": form, "return_state": True}
+        _, state = linear_attention(q[:4], k[:4], v[:4], normalize=False, **options)
+        out, _ = linear_attention(q[4:], k[4:], v[4:], initial_state=state, **options)
+        assert error(out, expected[4:]) < 1e-13
+        without = state._replace(z=torch.zeros_like(state.z))
+        wrong, _ = linear_attention(q[4:], k[4:], v[4:], initial_state=without, **options)
+        assert error(wrong, expected[4:]) > 0.3
+
+
+def test_known_bug_the_state_is_written_in_place():
+    """Two continuations from one state, as beam search makes them."""
+    state = draw_state()
+    k, v = torch.ones(3, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+
+    def in_place(state):
+        state.S.add_(k[:, None] * v)
+        return state
+
+    wrong = LinearAttentionState(state.S.clone(), state.z)
+    assert not torch.equal(in_place(wrong).S.clone(), in_place(wrong).S)
+    assert torch.equal(state.write(k, v).S, state.write(k, v).S)
+
+
+# Arguments.
+
+
+@every_form
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_arguments_that_are_no_float_tensors(causal, form, name):
+    args = dict(zip("qkv", draw(), strict=True))
+    options = {"causal": causal, "form": form}
+
+    def refused(wrong, error, message):
+        with pytest.raises(error, match=f"^{message}"):
+            linear_attention(**args | {name: wrong}, **options)
+
+    for dtype in (torch.int64, torch.bool, torch.complex128):
+        refused(args[name].to(dtype), TypeError, f"{name} must have a floating dtype")
+    refused(args[name].tolist(), TypeError, f"{name} must be a torch tensor, got list")
+    refused(args[name].numpy(), TypeError, f"{name} must be a torch tensor, got ndarray")
+    other = "k" if name == "q" else name  # the first argument fixes the dtype and the device
+    wrong = args[name].float()
+    refused(wrong, TypeError, f"{other} must have the dtype of q, float")
+    wrong = args[name].to("meta")
+    refused(wrong, ValueError, f"{other} must be on the device of q, ")
+
+
+STATE = draw_state()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"form": "linear", "causal": True}, ValueError, "form must be None or one of 'masked', "),
+        ({"form": "masked"}, ValueError, "form must be None or one of 'quadratic', 'linear' when"),
+        ({"form": "parallel"}, ValueError, "form must be .* got 'parallel'"),
+        ({"form": 1, "causal": True}, ValueError, "form must be .* got 1"),
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+        ({"chunk_size": 2.0}, TypeError, "chunk_size must be an integer, got 2.0"),
+        ({"chunk_size": True, "causal": True}, TypeError, "chunk_size must be an integer"),
+        ({"chunk_size": None, "causal": True}, TypeError, "chunk_size must be an integer"),
+        ({"initial_state": STATE}, ValueError, "initial_state needs causal=True, got"),
+        ({"return_state": True}, ValueError, "return_state needs causal=True, got"),
+        ({"feature_map": "elu"}, TypeError, "feature_map must be callable, got str"),
+        ({"feature_map": "elu_plus_one", "causal": True, "form": "chunkwise"}, TypeError, "featu"),
+        ({"feature_map": taylor(4)}, ValueError, r"x must have shape \(\.\.\., 4\)"),
+    ],
+)
+def test_options(options, error, message):
+    with pytest.raises(error, match="^" + message):
+        linear_attention(*draw(), **options)
+
+
+@pytest.mark.parametrize("flag", ["causal", "normalize", "return_state"])
+@pytest.mark.parametrize("value", ["no", 1, None, torch.tensor(True)])
+def test_flags_are_true_or_false(flag, value):
+    with pytest.raises(TypeError, match=f"^{flag} must be True or False, got "):
+        linear_attention(*draw(), **{"causal": True, flag: value})
+
+
+@every_form
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: x.sum(dim=-1),
+        lambda x: x[..., :2, :],
+        lambda x: x.mT,
+        lambda x: x[None],
+        lambda x: x.int(),
+        lambda x: x > 0,
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: None,
+        lambda x: torch.ones(7, 1 + int(x[0, 0] > 0)),  # another width for q than for k
+    ],
+)
+def test_feature_maps_that_do_not_fit(causal, form, wrong):
+    q, k, v = draw()
+    q[0, 0], k[0, 0] = 1, -1
+    with pytest.raises(ValueError, match="^feature_map must "):
+        linear_attention(q, k, v, feature_map=wrong, causal=causal, form=form)
+
+
+def test_a_feature_map_that_does_not_fit_is_described():
+    q, k, v = draw()
+    message = (
+        r"^feature_map must return a torch tensor of floats of shape \(7, C\) for an input of "
+        r"shape \(7, 3\), got shape \(7,\) and dtype torch.float64\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        linear_attention(q, k, v, feature_map=lambda x: x.sum(dim=-1))
+
+
+@every_form
+@every_dtype
+def test_feature_maps_are_given_and_cast_to_the_accumulation_dtype(causal, form, dtype):
+    q, k, v = draw(dtype=dtype)
+    seen = []
+
+    def phi(x):
+        seen.append(x.dtype)
+        return x.double().square()
+
+    out = linear_attention(q, k, v, feature_map=phi, causal=causal, form=form)
+    assert seen == [kept(dtype)] * 2
+    expected = linear_attention(q, k, v, feature_map=torch.square, causal=causal, form=form)
+    assert_close(out, expected, 2 * TOLERANCE[dtype], dtype)
+
+
+def test_shapes_that_do_not_fit():
+    q, k, v = draw()
+    for causal in (False, True):
+        for wrong, message in (
+            ((q[0], k, v), r"q must have shape \(\.\.\., N, D\), got \(3,\)"),
+            ((q, k[0], v), r"k must have shape \(\.\.\., N, D\), got \(3,\)"),
+            ((q, k, v[0]), r"v must have shape \(\.\.\., N, M\), got \(4,\)"),
+            ((q, k[:, :2], v), "k must have the width of q, 3, got 2"),
+            ((q, k, v[:5]), "v must have the length of k, 7, got 5"),
+            ((q.expand(2, 7, 3), k.expand(3, 7, 3), v), "the leading dimensions of q and k must"),
+            ((q.expand(2, 7, 3), k, v.expand(3, 7, 4)), "the leading dimensions of q, k and v mu"),
+        ):
+            with pytest.raises(ValueError, match="^" + message):
+                linear_attention(*wrong, causal=causal)
+    linear_attention(q[:5], k, v)
+    with pytest.raises(ValueError, match="^q must have the length of k when causal=True, 7, got 5"):
+        linear_attention(q[:5], k, v, causal=True)
+
+
+@every_causal_form
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        (tuple(STATE), TypeError, "initial_state must be a LinearAttentionState, got tuple"),
+        (STATE.S, TypeError, "initial_state must be a LinearAttentionState, got Tensor"),
+        (numpy_state(STATE), TypeError, "initial_state must be a LinearAttentionState, got Linea"),
+        (draw_state(4, 3), ValueError, "S of initial_state must have the width C .*, 3, got 4"),
+        (draw_state(3, 5), ValueError, "S of initial_state must have the width M .*, 4, got 5"),
+        (STATE._replace(z=STATE.z[:2]), ValueError, "z of initial_state must have the width C"),
+        (STATE._replace(z=STATE.z[0]), ValueError, "z of initial_state must have shape"),
+        (STATE._replace(S=STATE.z), ValueError, "S of initial_state must have shape"),
+        (STATE._replace(S=[[1.0]]), TypeError, "S of initial_state must be a torch tensor"),
+        (STATE._replace(z=STATE.z.int()), TypeError, "z of initial_state must have a floating"),
+        (STATE._replace(z=STATE.z.float()), TypeError, "z of initial_state must have the dtype"),
+        (draw_state(dtype=torch.float32), TypeError, "S of initial_state must have dtype float64"),
+        (draw_state(leading=(3,)), ValueError, "the leading dimensions of k, v, S and z must"),
+        (STATE._replace(z=STATE.z.to("meta")), ValueError, "z of initial_state must be on the de"),
+        (
+            LinearAttentionState(*(x.to("meta") for x in STATE)),
+            ValueError,
+            "S of initial_state must be on the device of v, cpu, got meta",
+        ),
+    ],
+)
+def test_states_that_do_not_fit(form, state, error, message):
+    q, k, v = draw(leading=((2,), (2,), (2,)))
+    with pytest.raises(error, match="^" + message):
+        linear_attention(q, k, v, causal=True, form=form, initial_state=state)
+
+
+@every_causal_form
+def test_queries_that_do_not_fit_the_state(form):
+    options = {"causal": True, "form": form}
+    q, k, v = draw(leading=((2,), (), ()))
+    with pytest.raises(ValueError, match="^the leading dimensions of q and initial_state must"):
+        linear_attention(q, k, v, initial_state=draw_state(leading=(3,)), **options)
+    for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
+        half = [x.to(dtype) for x in (q, k, v)]
+        with pytest.raises(
+            TypeError, match=f"^S of initial_state must have dtype {name} or float32, got float64"
+        ):
+            linear_attention(*half, initial_state=STATE, **options)
+
+
+def test_states_refuse():
+    k, v = torch.ones(3, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    far = k.to("meta")
+    for call, error, message in (
+        (lambda: STATE.write(v, v), ValueError, "S of the state must have the width C"),
+        (lambda: STATE.write(k, k), ValueError, "S of the state must have the width M"),
+        (lambda: STATE.read(v), ValueError, "S of the state must have the width C"),
+        (lambda: STATE.write([1.0], v), TypeError, "k must be a torch tensor"),
+        (lambda: STATE.write(k, v.int()), TypeError, "v must have a floating dtype"),
+        (lambda: STATE.write(k.float(), v), TypeError, "v must have the dtype of k, float32"),
+        (lambda: STATE.write(k[0], v), ValueError, r"k must have shape \(\.\.\., C\)"),
+        (lambda: STATE.write(k, v[0]), ValueError, r"v must have shape \(\.\.\., M\)"),
+        (lambda: STATE.write(far, v), ValueError, "v must be on the device of k, meta, got cpu"),
+        (lambda: STATE.read(k.float()), TypeError, "S of the state must have dtype float32"),
+        (lambda: STATE.read(k > 0), TypeError, "q must have a floating dtype"),
+        (lambda: STATE.read(k[0]), ValueError, r"q must have shape \(\.\.\., C\)"),
+        (lambda: STATE.read(far), ValueError, "S of the state must be on the device of q, meta"),
+        (lambda: STATE.read(k, normalize=0), TypeError, "normalize must be True or False, got 0"),
+        (lambda: LinearAttentionState([[1.0]], k).read(k), TypeError, "S of the state must be a"),
+        (lambda: LinearAttentionState.zeros(-1, 2), ValueError, "C must be at least 0, got -1"),
+        (lambda: LinearAttentionState.zeros(1, 2.0), TypeError, "M must be an integer"),
+        (lambda: LinearAttentionState.zeros(1, 2, 5), TypeError, "batch_shape must be a tuple"),
+        (
+            lambda: LinearAttentionState.zeros(1, 2, dtype=torch.int32),
+            TypeError,
+            "dtype must have a floating dtype",
+        ),
+    ):
+        with pytest.raises(error, match="^" + message):
+            call()
+    several = LinearAttentionState.zeros(3, 4, (2,), torch.float64)
+    with pytest.raises(ValueError, match="^the leading dimensions of k, v, S and z must broad"):
+        several.write(k.expand(5, 3), v)
+    with pytest.raises(ValueError, match="^the leading dimensions of q, S and z must broadcast"):
+        several.read(k.expand(5, 3))
