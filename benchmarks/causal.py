@@ -2,13 +2,14 @@
 
 python benchmarks/causal.py                    writes lesson_code/results/causal.json
 python benchmarks/causal.py --output FILE      writes another file
-python benchmarks/causal.py --device cuda      measures a GPU
+python benchmarks/causal.py --device cuda      measures a GPU, for causal_cuda.json
 
 One sequence, 8 heads of width 64, float32; the default form of `linear_attention`, normalized and
 not, and `scaled_dot_product_attention(is_causal=True)`, each forward alone and forward plus
 backward. At every length all of them take turns, so that their ratios hold on a busy machine. The
 "floor" is the time of the same multiplications as products of large matrices, which is what the
-machine can do at best. Where softmax attention would take minutes it is left out.
+machine can do at best. The process keeps the memory that it frees, so that no function pays for new
+pages. Where softmax attention would take minutes it is left out.
 """
 
 import argparse
@@ -89,10 +90,10 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    folder = Path(lesson_code.results.__file__).parent
-    parser.add_argument("--output", type=Path, default=folder / "causal.json")
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    kept = measure.keep_freed_memory()
     rows = []
     for N in options.lengths:
         rows += measure_length(N, options.device, options.repeats)
@@ -101,11 +102,14 @@ def main():
         "machine": measure.machine(options.device),
         "date": datetime.date.today().isoformat(),
         "seed": SEED,
+        "keeps_freed_memory": kept,
         "input_bytes_per_position": 4 * HEADS * WIDTH,
         "rows": rows,
     }
-    options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {options.output}")
+    name = f"causal{'' if options.device == 'cpu' else '_' + options.device}.json"
+    output = options.output or Path(lesson_code.results.__file__).with_name(name)
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {output}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 python benchmarks/scans.py                    writes lesson_code/results/scans.json
 python benchmarks/scans.py --output FILE      writes another file
-python benchmarks/scans.py --device cuda      measures a GPU
+python benchmarks/scans.py --device cuda      measures a GPU, for scans_cuda.json
 
 One head of width 64, float32, the identity map, unnormalized, forward; on a CPU one thread, so that
 the forms are compared and not how they share out their work. A form ends where it would store
@@ -77,8 +77,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    folder = Path(lesson_code.results.__file__).parent
-    parser.add_argument("--output", type=Path, default=folder / "scans.json")
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     result = {
@@ -92,8 +91,10 @@ def main():
             "rows": measure_chunk_sizes(CHUNKED_LENGTH, options.device, 3 * options.repeats),
         },
     }
-    options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {options.output}")
+    name = f"scans{'' if options.device == 'cpu' else '_' + options.device}.json"
+    output = options.output or Path(lesson_code.results.__file__).with_name(name)
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {output}")
 
 
 if __name__ == "__main__":

@@ -146,19 +146,25 @@ def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int]]) -> Boo
 
 
 @drawing
-def who_sees_whom(moved: Mapping[str, ArrayLike]) -> BookFigure:
+def who_sees_whom(moved: Mapping[str, ArrayLike], floor: float = 0.01) -> BookFigure:
     """For each name, how far each output (row) moves when one token (column) is changed.
 
-    The full color begins at a quarter of the largest entry; a line runs above the diagonal.
+    One logarithmic scale for all, without color up to floor; a line runs above the diagonal.
     """
-    figure, (panels,) = new_figure(len(moved), width=5.8, height=3.0)
+    figure, (panels,) = new_figure(len(moved), width=6.2, height=2.9)
+    moved = {name: np.maximum(np.asarray(matrix), floor) for name, matrix in moved.items()}
+    top = max(float(matrix.max()) for matrix in moved.values())
     for axes, (name, matrix) in zip(panels, moved.items(), strict=True):
-        matrix = np.asarray(matrix)
-        draw_matrix(axes, matrix, title=name, numbers=False, limit=float(matrix.max()) / 4)
+        decades, limit = np.log10(matrix / floor), float(np.log10(top / floor))
+        draw_matrix(axes, decades, title=name, numbers=False, limit=limit)
         corners = np.arange(len(matrix) + 1) - 0.5
         axes.step(corners, corners, where="post", color=VERMILION, linewidth=2)
         axes.set_xlabel("changed token")
         axes.set_ylabel("output")
+    bar = figure.colorbar(panels[-1].images[0], ax=list(panels), shrink=0.8, aspect=16)
+    ticks = [floor * 10**i for i in range(int(limit) + 1)]
+    bar.set_ticks(range(len(ticks)), labels=[f"{tick:g}" for tick in ticks])
+    bar.outline.set_visible(False)
     return figure
 
 

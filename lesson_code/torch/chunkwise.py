@@ -164,7 +164,6 @@ def _chunkwise_backward(
     v: Tensor,
     S: Tensor,
     z: Tensor,
-    out: Tensor,
     denominator: Tensor,
     feature_map: str,
     normalize: bool,
@@ -184,10 +183,10 @@ def _chunkwise_backward(
                 z_at.append(z_at[-1] + fk.sum(-2))
 
             dS_now, dz_now = dS[heads], dz[heads]
-            tensors = q, k, v, out, denominator, grad_out, dq, dk, dv
+            tensors = q, k, v, denominator, grad_out, dq, dk, dv
             pieces = zip(chunks, S_at, z_at, *_split(heads, sizes, *tensors), strict=True)
             for n, S_now, z_now, *rows in reversed(list(pieces)):
-                q_rows, k_rows, v_rows, out_rows, d_rows, do_rows, *gradient_rows = rows
+                q_rows, k_rows, v_rows, d_rows, do_rows, *gradient_rows = rows
                 fq = _features(feature_map, q_rows, n, scratch, "q")  # (g n, L, C)
                 fk = _features(feature_map, k_rows, n, scratch, "k")
                 fv = _chunks(v_rows, n, S.dtype)  # (g n, L, M)
@@ -195,18 +194,20 @@ def _chunkwise_backward(
                 if normalize:
                     d = d_rows.reshape(*dn.shape[:2], 1)
                     dn = torch.div(dn, d, out=scratch("dn", *dn.shape))
-                    product = scratch("product", *dn.shape)
-                    torch.mul(dn, _chunks(out_rows, n, S.dtype), out=product)
-                    dd = product.sum(-1, keepdim=True).neg_()  # (g n, L, 1)
 
                 A = torch.bmm(fq, fk.mT, out=scratch("A", *fq.shape[:2], fq.shape[1])).tril_()
                 dA = torch.bmm(dn, fv.mT, out=scratch("dA", *A.shape))
-                dA = (dA.add_(dd) if normalize else dA).tril_()
                 writes = torch.bmm(fk.mT, fv, out=scratch("writes", len(fk), *S.shape[1:]))
                 S_starts = scratch.running("S", S_now, writes)
                 writes = torch.bmm(fq.mT, dn, out=writes)
                 dS_ends = scratch.running("dS", dS_now, writes, reverse=True)
-                dfq = torch.bmm(dA, fk, out=scratch("dq", *fq.shape)).baddbmm_(dn, S_starts.mT)
+                dfq = torch.bmm(dn, S_starts.mT, out=scratch("dq", *fq.shape))
+                if normalize:  # dn · out, but from terms that are not rounded to half precision
+                    inside = torch.mul(A, dA, out=scratch("inside", *A.shape)).sum(-1)
+                    before = torch.mul(fq, dfq, out=scratch("product", *fq.shape)).sum(-1)
+                    dd = inside.add_(before).neg_()[..., None].div_(d)  # (g n, L, 1)
+                    dA.add_(dd)
+                dfq.baddbmm_(dA.tril_(), fk)
                 dfk = torch.bmm(dA.mT, fq, out=scratch("dk", *fk.shape)).baddbmm_(fv, dS_ends.mT)
                 dfv = torch.bmm(A.mT, dn, out=scratch("dv", *fv.shape)).baddbmm_(fk, dS_ends)
                 if normalize:
@@ -216,7 +217,7 @@ def _chunkwise_backward(
                     dz_ends = scratch.running("dz", dz_now, writes, reverse=True)
                     dfk.add_(dz_ends[:, None])
                 else:  # z is written, and not read
-                    dfk.view(len(dz_now), -1, dfk.shape[-1]).add_(dz_now[:, None])
+                    dfk.unflatten(0, (-1, n)).add_(dz_now[:, None, None])
 
                 if slope is not None:
                     dfq.mul_(slope(fq))
@@ -251,7 +252,9 @@ def _fold(operator):
             return x.flatten(0, 1)
 
         out = operator(*map(fold, args, in_dims))
-        out = tuple(x.reshape(info.batch_size, -1, *x.shape[1:]) for x in out)
+        out = tuple(
+            x.unflatten(0, (info.batch_size, len(x) // max(info.batch_size, 1))) for x in out
+        )
         return out, (0,) * len(out)
 
     return rule
@@ -273,15 +276,42 @@ class _Chunkwise(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         q, k, v, S, z, *ctx.options = inputs
-        out, denominator, _, _ = output
+        _, denominator, _, _ = output
         ctx.mark_non_differentiable(denominator)
-        ctx.save_for_backward(q, k, v, S, z, out, denominator)
+        ctx.save_for_backward(q, k, v, S, z, denominator)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out, _, grad_S, grad_z):
-        gradients = _chunkwise_backward(grad_out, grad_S, grad_z, *ctx.saved_tensors, *ctx.options)
+        arguments = (grad_out, grad_S, grad_z, *ctx.saved_tensors, *ctx.options)
+        if torch.compiler.is_compiling():  # which traces no Function inside a Function
+            gradients = _chunkwise_backward(*arguments)
+        else:
+            gradients = _OnceDifferentiable.apply(*arguments)
         return (*gradients, None, None, None)
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """`_chunkwise_backward`, with an error as its derivative.
+
+    Without this ``torch.func`` takes it for a constant, and its derivative for 0.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args):
+        return _chunkwise_backward(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(
+            'form "chunkwise" can be differentiated once: take another one, such as "masked", for '
+            "second derivatives."
+        )
 
 
 def _segments(q, chunk_size):

@@ -272,8 +272,8 @@ def linear_attention(
     Notes
     -----
     Differentiable in q, k, v and `initial_state`, through both the outputs and the returned state.
-    "chunkwise" has a backward pass of its own, which keeps the inputs, the outputs and one number
-    per position, and neither a state per position nor an N×N matrix; it can be differentiated once.
+    "chunkwise" has a backward pass of its own, which keeps the inputs and one number per position,
+    and neither a state per position nor an N×N matrix; it can be differentiated once.
     The other forms are differentiated by autograd, any number of times.
 
     The elementwise maps of this package run inside "chunkwise", a few chunks at a time; any other

@@ -473,6 +473,18 @@ def test_vmap_over_some_arguments(normalize):
             assert_close([x[i] for x in found], function(*args))
 
 
+def test_vmap_of_the_operator_over_any_dimension():
+    def operator(*args):
+        return torch.ops.lesson_code.chunkwise(*args, "elu_plus_one", True, 4)
+
+    args = [*draw(25, 9, leading=((5, 2),) * 3), *draw_state(leading=(5, 2))]
+    in_dims = (1, 2, -1, 3, 0)
+    moved = [x.movedim(0, i) for x, i in zip(args, in_dims, strict=True)]
+    found = torch.vmap(operator, in_dims=in_dims, out_dims=1)(*moved)
+    for i in range(5):
+        assert_close([x[:, i] for x in found], operator(*(x[i] for x in args)))
+
+
 def test_jacobians():
     """vmap of the backward pass alone: the incoming gradient is mapped, the rest is not."""
     args = draw(17, 5, 2, 2)

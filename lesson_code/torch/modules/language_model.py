@@ -42,8 +42,9 @@ class LanguageModel(nn.Module):
 
     Notes
     -----
-    Nothing is added for positions: :class:`SoftmaxAttention` rotates its queries and keys, and a
-    recurrence knows the order of its inputs.
+    Nothing is added for positions: :class:`SoftmaxAttention` rotates its queries and keys. A single
+    layer of linear attention does not see in which order the earlier tokens came, as S and z are
+    sums; two causal layers can tell.
 
     The parameters are ``embedding``, ``blocks``, ``norm`` and ``head``. Each mixer is initialized
     by its own class and everything else as torch does.
