@@ -6,6 +6,8 @@ float16; they are differentiable and work under ``torch.compile``, ``torch.func`
 weights: `forward`, `step` and `initial_state`.
 """
 
+import torch
+
 from lesson_code.torch.feature_maps import (
     elu_plus_one,
     exponential,
@@ -32,6 +34,9 @@ from lesson_code.torch.softmax import (
     softmax_attention,
     tiled_softmax_attention,
 )
+
+# A state is a tuple of tensors, which torch.load may read.
+torch.serialization.add_safe_globals([KVCache, LinearAttentionState])
 
 __all__ = [
     "KVCache",

@@ -309,8 +309,7 @@ class _OnceDifferentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *_):
         raise RuntimeError(
-            'form "chunkwise" can be differentiated once: take another one, such as "masked", for '
-            "second derivatives."
+            'form "chunkwise" can be differentiated once, in reverse mode: for more take "masked".'
         )
 
 

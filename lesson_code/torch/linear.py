@@ -226,7 +226,8 @@ def linear_attention(
     v : tensor, shape (..., N, M)
         Values, as many as keys.
     feature_map : callable
-        The map phi, (..., D) -> (..., C), applied to q and to k. It may have parameters to train.
+        The map phi, (..., D) -> (..., C), applied to q and to k. It may be an ``nn.Module`` with
+        parameters to train, which is then given their dtype.
     causal : bool
         Let each query see the keys up to its own position only.
     normalize : bool
@@ -273,8 +274,11 @@ def linear_attention(
     -----
     Differentiable in q, k, v and `initial_state`, through both the outputs and the returned state.
     "chunkwise" has a backward pass of its own, which keeps the inputs and one number per position,
-    and neither a state per position nor an N×N matrix; it can be differentiated once.
+    and neither a state per position nor an N×N matrix; it can be differentiated once,
+    in reverse mode. So can the default where it takes this form.
     The other forms are differentiated by autograd, any number of times.
+
+    ``torch.compile`` of ``vmap(grad(...))`` needs another form: torch cannot trace that.
 
     The elementwise maps of this package run inside "chunkwise", a few chunks at a time; any other
     map is applied to q and k as a whole, and its features are kept for the backward pass.
@@ -437,7 +441,9 @@ def _features(feature_map, x):
     """feature_map(x), checked, in the dtype of x: a tensor (..., C)."""
     if not callable(feature_map):
         raise TypeError(f"feature_map must be callable, got {type(feature_map).__name__}.")
-    features = feature_map(x)
+    parameters = feature_map.parameters() if isinstance(feature_map, torch.nn.Module) else ()
+    own = next(iter(parameters), x)  # a map to train may have weights in half precision
+    features = feature_map(x.to(own.dtype))
     if not (
         isinstance(features, Tensor)
         and features.is_floating_point()

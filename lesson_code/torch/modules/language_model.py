@@ -77,6 +77,8 @@ class LanguageModel(nn.Module):
         self.vocab_size = _arguments.check_integer("vocab_size", vocab_size, minimum=1)
         width = _arguments.check_integer("width", width, minimum=1)
         num_heads = _arguments.check_integer("num_heads", num_heads, minimum=1)
+        if not isinstance(mixers, list | tuple):
+            raise TypeError(f"mixers must be a list, got {type(mixers).__name__}.")
         self.embedding = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(
             _make_block(f"mixers[{i}]", mixer, width, num_heads) for i, mixer in enumerate(mixers)
@@ -228,6 +230,7 @@ class LanguageModel(nn.Module):
         if tokens.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"{name} must have dtype int64 or int32, got {tokens.dtype}.")
         if tokens.ndim != len(axes.split(", ")):
+            axes = axes if "," in axes else f"{axes},"
             raise ValueError(f"{name} must have shape ({axes}), got {tuple(tokens.shape)}.")
 
     def _embed(self, name, tokens):

@@ -8,7 +8,7 @@ from torch import nn
 from lesson_code import _arguments
 from lesson_code.torch._precision import accumulate, full_precision
 from lesson_code.torch.feature_maps import elu_plus_one
-from lesson_code.torch.linear import LinearAttentionState, linear_attention
+from lesson_code.torch.linear import LinearAttentionState, _features, linear_attention
 from lesson_code.torch.modules._parts import check_heads, check_state, feed_forward, split_heads
 from lesson_code.torch.modules.mixer import Mixer
 
@@ -59,8 +59,8 @@ class _LinearMemory(Mixer):
         )
         q, k, v = accumulate(q, k, v)
         with full_precision(q):
-            state = state.write(self.feature_map(k), v)
-            read = state.read(self.feature_map(q), normalize=self.normalize)
+            state = state.write(_features(self.feature_map, k), v)
+            read = state.read(_features(self.feature_map, q), normalize=self.normalize)
         return self._after_read(read, x_t), state
 
     def _after_read(self, read, x):

@@ -93,6 +93,10 @@ class SoftmaxAttention(Mixer):
         v = split_heads(self.value(x), self.num_heads)
         if state is not None:
             check_state(state, KVCache, len(x), self.num_heads)
+            _arguments.check_same(
+                "v of state", state.v.shape[2], "the length of k", state.k.shape[2]
+            )
+            state = KVCache(*(cached.to(k.dtype) for cached in state))  # autocast may have begun
         if self.rotary:
             start = 0 if state is None else state.k.shape[-2]
             q, k = _rotate(q, start), _rotate(k, start)

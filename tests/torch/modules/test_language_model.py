@@ -306,3 +306,21 @@ def test_what_generate_refuses():
     ):
         with pytest.raises(error, match="^" + message):
             model.generate(*arguments, **options)
+
+
+def test_a_state_goes_into_autocast_and_through_a_file(tmp_path):
+    model = LanguageModel(10, 16, mixers=[LinearAttention, SoftmaxAttention])
+    tokens = torch.randint(10, (2, 5))
+    _, state = model(tokens, return_state=True)
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt")
+    expected, _ = model.step(tokens[:, 0], state)
+    assert torch.equal(model.step(tokens[:, 0], loaded)[0], expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = model.step(tokens[:, 0], state)
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.1)
+
+
+def test_mixers_are_a_list():
+    with pytest.raises(TypeError, match="^mixers must be a list, got type"):
+        LanguageModel(10, 16, LinearAttention)

@@ -180,3 +180,12 @@ def test_a_read_beyond_the_range_of_half_precision_is_rounded_after_the_norm():
     assert (module.half().step(x[:, 0].half(), state)[0]).isfinite().all()
     assert y.dtype == torch.float16
     torch.testing.assert_close(y.float(), expected, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_map_to_train_may_have_weights_in_half_precision(dtype):
+    module = LinearAttention(8, 2, feature_map=torch.nn.Linear(4, 5)).to(dtype)
+    x = torch.randn(1, 70, 8, dtype=dtype)
+    y, state = module(x, return_state=True)
+    assert y.dtype == dtype and state.S.dtype == torch.float32
+    assert module.step(x[:, 0], state)[0].dtype == dtype
