@@ -13,15 +13,12 @@ pages. Where softmax attention would take minutes it is left out.
 """
 
 import argparse
-import datetime
-import json
 from pathlib import Path
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import lesson_code.results
-from lesson_code import measure
+from lesson_code import measure, results
 from lesson_code.torch import linear_attention
 
 HEADS, WIDTH, CHUNK, SEED = 8, 64, 64, 0
@@ -99,17 +96,12 @@ def main():
         rows += measure_length(N, options.device, options.repeats)
     result = {
         "what": "causal attention, batch 1, heads 8, D = M = 64, float32",
-        "machine": measure.machine(options.device),
-        "date": datetime.date.today().isoformat(),
         "seed": SEED,
         "keeps_freed_memory": kept,
         "input_bytes_per_position": 4 * HEADS * WIDTH,
         "rows": rows,
     }
-    name = f"causal{'' if options.device == 'cpu' else '_' + options.device}.json"
-    output = options.output or Path(lesson_code.results.__file__).with_name(name)
-    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {output}")
+    results.save("causal", result, device=options.device, output=options.output)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,11 @@ Each is measured by itself: in turns, a long KV cache would push the others out 
 """
 
 import argparse
-import datetime
-import json
 from pathlib import Path
 
 import torch
 
-import lesson_code.results
-from lesson_code import measure
+from lesson_code import measure, results
 from lesson_code.torch import KVCache, LinearAttention, LinearAttentionState, SoftmaxAttention
 
 WIDTH, HEADS, SEED = 512, 8, 0
@@ -79,15 +76,10 @@ def main():
     ]
     result = {
         "what": "one step of attention, batch 1, width 512, 8 heads, float32",
-        "machine": measure.machine(options.device),
-        "date": datetime.date.today().isoformat(),
         "seed": SEED,
         "rows": rows,
     }
-    name = f"decoding{'' if options.device == 'cpu' else '_' + options.device}.json"
-    output = options.output or Path(lesson_code.results.__file__).with_name(name)
-    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {output}")
+    results.save("decoding", result, device=options.device, output=options.output)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ products of large matrices multiply as often as `costs.chunkwise_cost` says.
 """
 
 import argparse
-import datetime
-import json
 from functools import partial
 from pathlib import Path
 
 import torch
 
-import lesson_code.results
-from lesson_code import costs, measure
+from lesson_code import costs, measure, results
 from lesson_code.torch import identity, linear_attention
 
 WIDTH, SEED = 64, 0
@@ -82,8 +79,6 @@ def main():
     torch.set_num_threads(options.threads)
     result = {
         "what": "causal forms of linear attention, one head, D = M = 64, float32, forward",
-        "machine": measure.machine(options.device),
-        "date": datetime.date.today().isoformat(),
         "seed": SEED,
         "rows": measure_forms(options.lengths, options.device, options.repeats),
         "chunk_sizes": {
@@ -91,10 +86,7 @@ def main():
             "rows": measure_chunk_sizes(CHUNKED_LENGTH, options.device, 3 * options.repeats),
         },
     }
-    name = f"scans{'' if options.device == 'cpu' else '_' + options.device}.json"
-    output = options.output or Path(lesson_code.results.__file__).with_name(name)
-    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {output}")
+    results.save("scans", result, device=options.device, output=options.output)
 
 
 if __name__ == "__main__":

@@ -154,6 +154,15 @@ def check_number(name: str, value) -> float:
     return float(value)
 
 
+def resolve_scale(scale, width: int) -> float:
+    """The factor of the scores, 1/sqrt(D) where it is None."""
+    if scale is not None:
+        return check_number("scale", scale)
+    if width == 0:
+        raise ValueError("q must have a width D of at least 1 when scale is None, got 0.")
+    return 1 / math.sqrt(width)
+
+
 def _shown(value) -> str:
     """A value as an error shows it: as Python writes it, or its type where that would be long."""
     text = repr(value)

@@ -1,6 +1,5 @@
 """Softmax attention, and the ways to keep its matrix or its cache small."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -69,7 +68,7 @@ def softmax_attention(
     _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
-    scale = _resolve_scale(scale, q.shape[-1])
+    scale = _arguments.resolve_scale(scale, q.shape[-1])
     dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
     return _softmax_attention(q, k, v, causal, scale).astype(dtype, copy=False)
 
@@ -125,7 +124,7 @@ def attention_weights(
     _arguments.check_arrays(np.ndarray, q=q, k=k)
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys(q, k)
-    scale = _resolve_scale(scale, q.shape[-1])
+    scale = _arguments.resolve_scale(scale, q.shape[-1])
     dtype, (q, k) = q.dtype, _accumulate(q, k)
     seen = _seen(q.shape[-2], k.shape[-2]) if causal else None
     return _softmax(_scores(q, k, scale, seen)).astype(dtype, copy=False)
@@ -284,7 +283,7 @@ def tiled_softmax_attention(
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
     tile_size = _arguments.check_integer("tile_size", tile_size, minimum=1)
-    scale = _resolve_scale(scale, q.shape[-1])
+    scale = _arguments.resolve_scale(scale, q.shape[-1])
     dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
     N = q.shape[-2]
     seen = _seen(N, k.shape[-2]) if causal else None
@@ -443,7 +442,7 @@ def latent_attention(
     if up_v.ndim != 3 or up_v.shape[:2] != (H, R):
         raise ValueError(f"up_v must have shape (H, R, M), ({H}, {R}, M), got {up_v.shape}.")
     _arguments.check_leading(q=q.shape[:-3], latent=latent.shape[:-2])
-    scale = _resolve_scale(scale, D)
+    scale = _arguments.resolve_scale(scale, D)
     dtype, (q, latent, up_k, up_v) = q.dtype, _accumulate(q, latent, up_k, up_v)
     latent = latent[..., None, :, :]  # (..., 1, N, R)
     if absorb:
@@ -520,14 +519,6 @@ def _divide(numerator, denominator):
     """``numerator / denominator``, and 0 where the denominator is exactly 0."""
     zero = denominator == 0
     return np.where(zero, 0, numerator / np.where(zero, 1, denominator))
-
-
-def _resolve_scale(scale, width):
-    if scale is not None:
-        return _arguments.check_number("scale", scale)
-    if width == 0:
-        raise ValueError("q must have a width D of at least 1 when scale is None, got 0.")
-    return 1 / math.sqrt(width)
 
 
 def _accumulate(*arrays):

@@ -340,12 +340,12 @@ def linear_attention(
         if form == "chunkwise":
             options = (inside or "identity", normalize, chunk_size)
             out, S, z = chunkwise.chunkwise(q, k, v, S, z, *options)
-        elif causal:
-            numerator, denominator, S, z = _CAUSAL[form](q, k, v, S, z)
         else:
-            form = form or _fewest_operations(q, k, v)
-            numerator, denominator = _GLOBAL[form](q, k, v)
-        if form != "chunkwise":
+            if causal:
+                numerator, denominator, S, z = _CAUSAL[form](q, k, v, S, z)
+            else:
+                form = form or _fewest_operations(q, k, v)
+                numerator, denominator = _GLOBAL[form](q, k, v)
             out = _divide(numerator, denominator[..., None]) if normalize else numerator
     out = out.to(dtype)
     return (out, LinearAttentionState(S, z)) if return_state else out

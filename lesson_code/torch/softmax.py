@@ -74,7 +74,7 @@ def softmax_attention(
     _arguments.check_arrays(Tensor, q=q, k=k, v=v)
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
-    scale = _resolve_scale(scale, q.shape[-1])
+    scale = _arguments.resolve_scale(scale, q.shape[-1])
     dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
     with full_precision(q):
         return _softmax_attention(q, k, v, scale, _seen(q, k, causal)).to(dtype)
@@ -131,7 +131,7 @@ def attention_weights(
     _arguments.check_arrays(Tensor, q=q, k=k)
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys(q, k)
-    scale = _resolve_scale(scale, q.shape[-1])
+    scale = _arguments.resolve_scale(scale, q.shape[-1])
     dtype, (q, k) = q.dtype, accumulate(q, k)
     with full_precision(q):
         return _softmax(_scores(q, k, scale, _seen(q, k, causal))).to(dtype)
@@ -299,7 +299,7 @@ def tiled_softmax_attention(
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
     tile_size = _arguments.check_integer("tile_size", tile_size, minimum=1)
-    scale = _resolve_scale(scale, q.shape[-1])
+    scale = _arguments.resolve_scale(scale, q.shape[-1])
     dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
     N = q.shape[-2]
     out = []
@@ -379,7 +379,7 @@ def grouped_query_attention(
         raise ValueError(f"q must have a multiple of the {Hkv} heads of k, got {Hq}.")
     q = q.reshape(*q.shape[:-3], Hkv, group, *q.shape[-2:])  # (..., Hkv, Hq/Hkv, N, D)
     _arguments.check_queries_keys_values(q, k[..., None, :, :], v[..., None, :, :])
-    scale = _resolve_scale(scale, q.shape[-1])
+    scale = _arguments.resolve_scale(scale, q.shape[-1])
     dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
     with full_precision(q):
         out = _shared_softmax_attention(q, k, v, causal, scale)  # (..., Hkv, Hq/Hkv, N, M)
@@ -464,7 +464,7 @@ def latent_attention(
     if up_v.ndim != 3 or up_v.shape[:2] != (H, R):
         raise ValueError(f"up_v must have shape (H, R, M), ({H}, {R}, M), got {tuple(up_v.shape)}.")
     _arguments.check_leading(q=q.shape[:-3], latent=latent.shape[:-2])
-    scale = _resolve_scale(scale, D)
+    scale = _arguments.resolve_scale(scale, D)
     dtype, (q, latent, up_k, up_v) = q.dtype, accumulate(q, latent, up_k, up_v)
     with full_precision(q):
         if absorb:
@@ -596,14 +596,6 @@ def _divide(numerator, denominator):
     """``numerator / denominator``, and 0 where the denominator is exactly 0."""
     zero = denominator == 0
     return torch.where(zero, 0, numerator / torch.where(zero, 1, denominator))
-
-
-def _resolve_scale(scale, width):
-    if scale is not None:
-        return _arguments.check_number("scale", scale)
-    if width == 0:
-        raise ValueError("q must have a width D of at least 1 when scale is None, got 0.")
-    return 1 / math.sqrt(width)
 
 
 def _describe(value):

@@ -23,15 +23,6 @@ INSIDE = [elu_plus_one, relu, exponential, identity]  # the maps that the operat
 both_normalizations = pytest.mark.parametrize("normalize", [True, False], ids=["mean", "sum"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads would wait for each other in each small product when cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def applied_outside(x):
     """elu_plus_one, which the operator does not know under this name."""
     return elu_plus_one(x)

@@ -53,15 +53,6 @@ TOLERANCE = {
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads would wait for each other in each small product when cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def widen(x):
     """A positive map that is not elementwise, C = 2 D + 1, for NumPy and torch alike."""
     if isinstance(x, np.ndarray):
