@@ -113,6 +113,28 @@ def check_memory(array_type: type, name: str, S, z, C: int, M: int | None, dtype
         check_same(S_name, S.shape[-1], "the width M of the values", M)
 
 
+def check_initial_state(array_type: type, state, like_name: str, like, **sizes: int) -> None:
+    """Refuse all but an array (..., C, M) that may precede `like`; sizes are C=..., M=..."""
+    check_arrays(array_type, initial_state=state)
+    dtypes = state_dtypes(like)
+    if dtype_name(state) not in dtypes:
+        expected = " or ".join(dict.fromkeys(dtypes))
+        raise TypeError(f"initial_state must have dtype {expected}, got {dtype_name(state)}.")
+    check_device("initial_state", state, like_name, like)
+    if tuple(state.shape[-len(sizes) :]) != tuple(sizes.values()):
+        axes, shown = ", ".join(sizes), ", ".join(map(str, sizes.values()))
+        raise ValueError(
+            f"initial_state must have shape (..., {axes}), (..., {shown}), "
+            f"got {tuple(state.shape)}."
+        )
+
+
+def check_values(name: str, array, expected: str, wrong) -> None:
+    """Refuse an array with a value that is wrong, as the boolean array `wrong` says."""
+    if wrong.any():
+        raise ValueError(f"{name} must be {expected}, got {float(array[wrong][0])}.")
+
+
 def state_dtypes(array) -> tuple[str, str]:
     """Names of the dtypes that a state may have beside this array."""
     return dtype_name(array), accumulation_dtype(array)

@@ -36,6 +36,50 @@ def merge_heads(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).flatten(-2)
 
 
+class HeadNorm(nn.Module):
+    """Root mean square norm over the channels of one token and head, which sees nothing else.
+
+    What was read may be too large for half precision, so it is rounded only after the norm.
+    (B, N, H, M) -> (B, N, H M), in the dtype of the weight, which has one entry for each channel of
+    a head.
+    """
+
+    def __init__(self, head_width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(head_width))
+
+    def forward(self, read: torch.Tensor) -> torch.Tensor:
+        read = nn.functional.rms_norm(read, self.weight.shape, eps=1e-5)
+        return (self.weight * read.to(self.weight.dtype)).flatten(-2)
+
+
+class ShortConvolution(nn.Module):
+    """Each channel by itself, convolved with its last few values: causal, with a tail to stream.
+
+    Output t is w_0 x_{t-K+1} + ... + w_{K-1} x_t + b, followed by SiLU. The tail is the last K - 1
+    inputs, (B, K - 1, F): zeros before the first token.
+    """
+
+    def __init__(self, width: int, size: int = 4, *, bias: bool = True) -> None:
+        super().__init__()
+        self.size = size
+        bound = size**-0.5  # as torch initializes a convolution
+        self.weight = nn.Parameter(torch.empty(width, size).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(width).uniform_(-bound, bound)) if bias else None
+
+    def forward(
+        self, x: torch.Tensor, tail: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, N, F) and the tail -> (B, N, F) and the new tail."""
+        if tail is None:
+            tail = x.new_zeros(len(x), self.size - 1, x.shape[-1])
+        x = torch.cat([tail.to(x.dtype), x], dim=1)
+        N = x.shape[1] - self.size + 1
+        y = sum(self.weight[:, i] * x[:, i : i + N] for i in range(self.size))
+        y = y if self.bias is None else y + self.bias
+        return nn.functional.silu(y), x[:, N:].clone()
+
+
 def feed_forward(width: int) -> nn.Sequential:
     """Two linear maps with a GELU in between, where the width is four times as large."""
     return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
