@@ -11,4 +11,4 @@ be compared line by line:
 ``import lesson_code`` itself imports nothing else.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

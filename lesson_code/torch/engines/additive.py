@@ -29,9 +29,10 @@ def additive(
     *,
     chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (..., N, M) and the last state (..., C, M), by "recurrent", "parallel" or "chunkwise".
+    """Outputs (..., N, M) and the last state (..., C, M).
 
-    "parallel" is a single chunk. None takes "recurrent" for a single token, else "chunkwise".
+    The form is "recurrent", "chunkwise", or "parallel", which is a single chunk. None takes
+    "recurrent" for a single token, else "chunkwise".
     """
     N = k.shape[-2]
     if form == "recurrent" or N == 0 or (form is None and N == 1):
