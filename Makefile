@@ -32,6 +32,7 @@ bench: .venv/ready
 	"$(BIN)"/python benchmarks/causal.py
 	"$(BIN)"/python benchmarks/decoding.py
 	"$(BIN)"/python benchmarks/scans.py
+	"$(BIN)"/python benchmarks/family.py
 
 clean:
 	rm -rf .venv _build

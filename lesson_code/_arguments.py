@@ -64,6 +64,34 @@ def check_rank(name: str, array, axes: str) -> None:
         raise ValueError(f"{name} must have shape (..., {axes}), got {tuple(array.shape)}.")
 
 
+def check_axes(**arrays: tuple) -> None:
+    """Refuse arrays that do not fit together, each given as name=(array, "N, D").
+
+    A letter stands for one size, wherever it occurs; the axes before them must broadcast.
+    """
+    sizes, leading = {}, {}
+    for name, (array, axes) in arrays.items():
+        check_rank(name, array, axes)
+        letters = axes.split(", ")
+        before = array.ndim - len(letters)
+        leading[name], own = tuple(array.shape[:before]), tuple(array.shape[before:])
+        for letter, size in zip(letters, own, strict=True):
+            sizes.setdefault(letter, size)
+        expected = tuple(sizes[letter] for letter in letters)
+        if own != expected:
+            shown = ", ".join(map(str, expected))
+            raise ValueError(
+                f"{name} must have shape (..., {axes}), (..., {shown}), got {tuple(array.shape)}."
+            )
+    check_leading(**leading)
+
+
+def check_alone(name: str, array, axes: str) -> None:
+    """Refuse an array with other axes than those that ``axes`` names: leading ones, too."""
+    if array.ndim != len(axes.split(", ")):
+        raise ValueError(f"{name} must have shape ({axes}), got {tuple(array.shape)}.")
+
+
 def check_same(name: str, size: int, what: str, expected: int) -> None:
     """Refuse a size that differs from the one that another argument has fixed."""
     if size != expected:
@@ -113,19 +141,20 @@ def check_memory(array_type: type, name: str, S, z, C: int, M: int | None, dtype
         check_same(S_name, S.shape[-1], "the width M of the values", M)
 
 
-def check_initial_state(array_type: type, state, like_name: str, like, **sizes: int) -> None:
+def check_initial_state(
+    array_type: type, state, like_name: str, like, name: str = "initial_state", **sizes: int
+) -> None:
     """Refuse all but an array (..., C, M) that may precede `like`; sizes are C=..., M=..."""
-    check_arrays(array_type, initial_state=state)
+    check_arrays(array_type, **{name: state})
     dtypes = state_dtypes(like)
     if dtype_name(state) not in dtypes:
         expected = " or ".join(dict.fromkeys(dtypes))
-        raise TypeError(f"initial_state must have dtype {expected}, got {dtype_name(state)}.")
-    check_device("initial_state", state, like_name, like)
+        raise TypeError(f"{name} must have dtype {expected}, got {dtype_name(state)}.")
+    check_device(name, state, like_name, like)
     if tuple(state.shape[-len(sizes) :]) != tuple(sizes.values()):
         axes, shown = ", ".join(sizes), ", ".join(map(str, sizes.values()))
         raise ValueError(
-            f"initial_state must have shape (..., {axes}), (..., {shown}), "
-            f"got {tuple(state.shape)}."
+            f"{name} must have shape (..., {axes}), (..., {shown}), got {tuple(state.shape)}."
         )
 
 

@@ -16,6 +16,7 @@ NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 SMALL = {
     "causal": ["--lengths", "70", "128", "--repeats", "1"],
     "decoding": ["--positions", "5", "50", "--repeats", "1"],
+    "family": ["--length", "70", "--repeats", "1"],
     "scans": ["--lengths", "70", "128", "--repeats", "1"],
 }
 
@@ -88,3 +89,40 @@ def test_a_state_takes_the_same_time_anywhere_and_a_cache_does_not() -> None:
     assert last["bytes"]["state"] == first["bytes"]["state"]
     assert last["seconds"]["cache"] > 20 * first["seconds"]["cache"]
     assert last["bytes"]["cache"] == 1_000 * first["bytes"]["cache"]
+
+
+CHUNKWISE = [
+    "retention",
+    "gated_linear_attention",
+    "rwkv6",
+    "state_space_dual",
+    "delta_rule",
+    "gated_delta_rule",
+]
+
+
+def family() -> dict[str, dict]:
+    """Rows of the models, by name."""
+    result = results.load("family")
+    assert result["N"] == 8_192
+    return {row["name"]: row for row in result["rows"]}
+
+
+@pytest.mark.parametrize("name", CHUNKWISE)
+def test_chunks_train_ten_times_as_fast_as_the_recurrence_and_faster_than_softmax(
+    name: str,
+) -> None:
+    row = family()[name]
+    assert row["form"] == "chunkwise" and row["ratio"] >= 10
+    assert row["seconds"]["recurrent"] >= 9 * row["seconds"]["fast"]  # measured apart
+    assert row["seconds"]["fast"] < family()["softmax"]["seconds"]["fast"]
+
+
+def test_the_selective_scan_trains_five_times_as_fast_as_its_recurrence() -> None:
+    assert family()["selective_scan"]["ratio"] >= 5
+
+
+def test_every_model_that_trains_in_two_forms_is_measured_in_both() -> None:
+    for name, row in family().items():
+        both = {"fast", "recurrent"} if row["form"] else {"fast"}
+        assert set(row["seconds"]) == set(row["bytes"]) == both, name

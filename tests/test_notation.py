@@ -29,6 +29,14 @@ SHAPES = {
 }
 
 
+OF_ONE_MODEL = {
+    (function, name): re.search(r"`(\(.*?\))`", shape).group(1)
+    for functions, names, shape, _ in rows("Arguments of single models")
+    for function in re.findall(r"`(\w+)`", functions)
+    for name in re.findall(r"`(\w+)`", names)
+}
+
+
 def shape_of(text: str) -> tuple[int, ...]:
     """`(..., N, D)` as numbers, the leading dimensions left out."""
     return tuple(SIZES[size] for size in re.findall(r"[A-Z]", text))
@@ -74,14 +82,17 @@ def test_shapes_are_those_of_real_arrays(name: str) -> None:
 
 def documented() -> list[tuple[str, str, str]]:
     """(function, argument, shape) for every array in the docstrings of the public functions."""
-    public = [getattr(package, name) for package in (lc, lt) for name in lc.__all__]
+    names = [name for name in lc.__all__ if callable(getattr(lc, name))]
+    public = [getattr(package, name) for package in (lc, lt) for name in names]
     for state in (lc.LinearAttentionState, lt.LinearAttentionState):
         public += [state.write, state.read]
     return [
         (function.__qualname__, *found)
         for function in public
         for found in re.findall(
-            r"^\s*(\w+) : (?:array|tensor), shape (\(.*\))$", inspect.getdoc(function), flags=re.M
+            r"^\s*(\w+) : (?:number or )?(?:array|tensor), shape (\(.*?\))(?:, optional)?$",
+            inspect.getdoc(function),
+            flags=re.M,
         )
     ]
 
@@ -90,6 +101,8 @@ def documented() -> list[tuple[str, str, str]]:
 def test_docstrings_write_shapes_as_the_page_does(function: str, name: str, shape: str) -> None:
     if function.startswith("LinearAttentionState."):  # one token, feature-mapped
         assert shape in ("(..., C)", "(..., M)")
+    elif (function.replace("WKVState", "wkv"), name) in OF_ONE_MODEL:
+        assert shape == OF_ONE_MODEL[function.replace("WKVState", "wkv"), name]
     elif name == "x":  # what a feature map is given: a query or a key
         assert shape == "(..., D)"
     else:
@@ -98,7 +111,12 @@ def test_docstrings_write_shapes_as_the_page_does(function: str, name: str, shap
 
 
 def test_docstrings_were_found() -> None:
-    assert len(documented()) > 50
+    assert len(documented()) > 150
+
+
+def test_every_argument_of_a_single_model_is_one() -> None:
+    found = {(function.replace("WKVState", "wkv"), name) for function, name, _ in documented()}
+    assert OF_ONE_MODEL.keys() <= found
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(LinearAttentionState\.\w+)`", PAGE))))
@@ -110,6 +128,7 @@ def test_sizes_in_code_are_arguments_or_letters_of_shapes() -> None:
     arguments = {
         argument
         for name in lc.__all__
+        if callable(getattr(lc, name))
         for argument in inspect.signature(getattr(lc, name)).parameters
     }
     letters = set("".join(shape for shapes in SHAPES.values() for shape in shapes))

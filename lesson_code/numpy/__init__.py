@@ -11,8 +11,15 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
    "recurrent" and "cumsum" (chapter 7: "scan" and "chunkwise")
 5. Feature maps: `elu_plus_one`, `relu`, `identity`, `exponential`, `polynomial`, `taylor`,
    `positive_random_features`
+
+11. AFT and RWKV-4: `aft_simple`, `aft_full`, `wkv`, `WKVState`, `token_shift`, `time_mix`,
+    `channel_mix`
+15. One recurrence, many models: `family`, a module with every model as a row of one table
 """
 
+from lesson_code.numpy import family
+from lesson_code.numpy.aft import aft_full, aft_simple
+from lesson_code.numpy.delta import delta_rule, gated_delta_rule
 from lesson_code.numpy.feature_maps import (
     elu_plus_one,
     exponential,
@@ -22,7 +29,12 @@ from lesson_code.numpy.feature_maps import (
     relu,
     taylor,
 )
+from lesson_code.numpy.gated import gated_linear_attention
 from lesson_code.numpy.linear import LinearAttentionState, linear_attention
+from lesson_code.numpy.mamba import selective_scan, state_space_dual
+from lesson_code.numpy.retention import retention, retention_decays
+from lesson_code.numpy.rwkv4 import channel_mix, time_mix, token_shift
+from lesson_code.numpy.rwkv6 import rwkv6
 from lesson_code.numpy.softmax import (
     attention_weights,
     grouped_query_attention,
@@ -31,12 +43,21 @@ from lesson_code.numpy.softmax import (
     softmax_attention,
     tiled_softmax_attention,
 )
+from lesson_code.numpy.wkv import WKVState, wkv
 
 __all__ = [
     "LinearAttentionState",
+    "WKVState",
+    "aft_full",
+    "aft_simple",
     "attention_weights",
+    "channel_mix",
+    "delta_rule",
     "elu_plus_one",
     "exponential",
+    "family",
+    "gated_delta_rule",
+    "gated_linear_attention",
     "grouped_query_attention",
     "identity",
     "latent_attention",
@@ -44,8 +65,16 @@ __all__ = [
     "polynomial",
     "positive_random_features",
     "relu",
+    "retention",
+    "retention_decays",
+    "rwkv6",
+    "selective_scan",
     "similarity_attention",
     "softmax_attention",
+    "state_space_dual",
     "taylor",
     "tiled_softmax_attention",
+    "time_mix",
+    "token_shift",
+    "wkv",
 ]

@@ -14,12 +14,16 @@ except ModuleNotFoundError as error:
 
 from lesson_code.plots import (
     bracket,
+    delta,
     devices,
+    family,
     feature_maps,
     layer,
+    mamba,
     memory,
     numerics,
     recurrence,
+    retnet,
     scans,
     softmax,
 )
@@ -28,13 +32,17 @@ from lesson_code.plots.style import curves, matrix_equation
 __all__ = [
     "bracket",
     "curves",
+    "delta",
     "devices",
+    "family",
     "feature_maps",
     "layer",
+    "mamba",
     "matrix_equation",
     "memory",
     "numerics",
     "recurrence",
+    "retnet",
     "scans",
     "softmax",
 ]

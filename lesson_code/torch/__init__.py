@@ -8,6 +8,8 @@ weights: `forward`, `step` and `initial_state`.
 
 import torch
 
+from lesson_code.torch.aft import aft_full, aft_simple
+from lesson_code.torch.delta import delta_rule, gated_delta_rule
 from lesson_code.torch.feature_maps import (
     elu_plus_one,
     exponential,
@@ -17,15 +19,38 @@ from lesson_code.torch.feature_maps import (
     relu,
     taylor,
 )
+from lesson_code.torch.gated import gated_linear_attention
 from lesson_code.torch.linear import LinearAttentionState, linear_attention
+from lesson_code.torch.mamba import selective_scan, state_space_dual
 from lesson_code.torch.modules import (
+    AFTSimple,
+    DeltaNet,
+    DeltaNetState,
+    GatedDeltaNet,
+    GatedLinearAttention,
     KVCache,
     LanguageModel,
     LinearAttention,
     LinearTransformerLayer,
     Mixer,
+    Retention,
+    RetentionState,
+    RWKV4Block,
+    RWKV4BlockState,
+    RWKV4ChannelMix,
+    RWKV4State,
+    RWKV4TimeMix,
+    RWKV6State,
+    RWKV6TimeMix,
+    SelectiveSSM,
+    SelectiveSSMState,
     SoftmaxAttention,
+    StateSpaceDual,
+    StateSpaceDualState,
 )
+from lesson_code.torch.retention import retention, retention_decays
+from lesson_code.torch.rwkv4 import channel_mix, time_mix, token_shift
+from lesson_code.torch.rwkv6 import rwkv6
 from lesson_code.torch.softmax import (
     attention_weights,
     grouped_query_attention,
@@ -34,21 +59,60 @@ from lesson_code.torch.softmax import (
     softmax_attention,
     tiled_softmax_attention,
 )
+from lesson_code.torch.wkv import WKVState, wkv
 
 # A state is a tuple of tensors, which torch.load may read.
-torch.serialization.add_safe_globals([KVCache, LinearAttentionState])
+torch.serialization.add_safe_globals(
+    [
+        DeltaNetState,
+        KVCache,
+        LinearAttentionState,
+        RWKV4BlockState,
+        RWKV4State,
+        RWKV6State,
+        RetentionState,
+        SelectiveSSMState,
+        StateSpaceDualState,
+        WKVState,
+    ]
+)
 
 __all__ = [
+    "AFTSimple",
+    "DeltaNet",
+    "DeltaNetState",
+    "GatedDeltaNet",
+    "GatedLinearAttention",
     "KVCache",
     "LanguageModel",
     "LinearAttention",
     "LinearAttentionState",
     "LinearTransformerLayer",
     "Mixer",
+    "RWKV4Block",
+    "RWKV4BlockState",
+    "RWKV4ChannelMix",
+    "RWKV4State",
+    "RWKV4TimeMix",
+    "RWKV6State",
+    "RWKV6TimeMix",
+    "Retention",
+    "RetentionState",
+    "SelectiveSSM",
+    "SelectiveSSMState",
     "SoftmaxAttention",
+    "StateSpaceDual",
+    "StateSpaceDualState",
+    "WKVState",
+    "aft_full",
+    "aft_simple",
     "attention_weights",
+    "channel_mix",
+    "delta_rule",
     "elu_plus_one",
     "exponential",
+    "gated_delta_rule",
+    "gated_linear_attention",
     "grouped_query_attention",
     "identity",
     "latent_attention",
@@ -56,8 +120,16 @@ __all__ = [
     "polynomial",
     "positive_random_features",
     "relu",
+    "retention",
+    "retention_decays",
+    "rwkv6",
+    "selective_scan",
     "similarity_attention",
     "softmax_attention",
+    "state_space_dual",
     "taylor",
     "tiled_softmax_attention",
+    "time_mix",
+    "token_shift",
+    "wkv",
 ]

@@ -7,7 +7,7 @@ from lesson_code import _arguments
 
 
 def initial_memory(initial_state, like_name, like, sizes, **arrays):
-    """The state before the first token: a tensor of `sizes`, zeros where None is given.
+    """The state before the first token: a fresh tensor of `sizes`, zeros where None is given.
 
     It has the accumulation dtype of `like`, and the leading dimensions that it shares with
     `arrays`, each given as name=leading shape. `sizes` names the axes: {"C": 4, "M": 3}.
@@ -18,7 +18,7 @@ def initial_memory(initial_state, like_name, like, sizes, **arrays):
     _arguments.check_initial_state(Tensor, initial_state, like_name, like, **sizes)
     leading = tuple(initial_state.shape[: -len(sizes)])
     leading = _arguments.check_leading(**arrays, initial_state=leading)
-    return initial_state.to(dtype).expand(*leading, *sizes.values())
+    return initial_state.to(dtype).expand(*leading, *sizes.values()).clone()
 
 
 def check_values(name, tensor, expected, is_wrong):

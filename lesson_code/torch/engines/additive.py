@@ -42,13 +42,18 @@ def additive(
 
 
 def _recurrent(q, k, v, log_decay, S, bonus):
-    decay, outputs = log_decay.exp(), []
-    for t in range(k.shape[-2]):
-        q_t, before = q[..., t, None, :], S
-        write = k[..., t, :, None] * v[..., t, None, :]  # (..., C, M)
-        S = decay[..., t, :, None] * S + write
-        outputs.append(q_t @ (S if bonus is None else before + bonus[..., :, None] * write))
-    return torch.cat(outputs, dim=-2) if outputs else q @ S, S
+    outputs = []
+    # Unbound at once: the gradient of a slice is as long as the sequence, for each of N tokens.
+    tokens = (x.unbind(-2) for x in (q, k, v, log_decay.exp()))
+    for q_t, k_t, v_t, decay_t in zip(*tokens, strict=True):
+        before, write = S, k_t[..., :, None] * v_t[..., None, :]  # (..., C, M)
+        S = decay_t[..., :, None] * S + write
+        read = S if bonus is None else before + bonus[..., :, None] * write
+        outputs.append(q_t[..., None, :] @ read)
+    if not outputs:
+        nothing = q if bonus is None else q * bonus[..., None, :]  # with all leading dimensions
+        return nothing @ S, S
+    return torch.cat(outputs, dim=-2), S
 
 
 def _chunkwise(q, k, v, log_decay, S, bonus, chunk_size):

@@ -45,9 +45,10 @@ def delta(
 
 
 def _recurrent(q, k, v, beta, log_decay, S):
-    decay, outputs = log_decay.exp(), []
-    for t in range(k.shape[-2]):
-        q_t, k_t, v_t, beta_t, decay_t = (x[..., t, None, :] for x in (q, k, v, beta, decay))
+    outputs = []
+    # Unbound at once: the gradient of a slice is as long as the sequence, for each of N tokens.
+    tokens = (x[..., None, :].unbind(-3) for x in (q, k, v, beta, log_decay.exp()))
+    for q_t, k_t, v_t, beta_t, decay_t in zip(*tokens, strict=True):  # (..., 1, ·)
         S = decay_t * S
         S = S + k_t.mT @ (beta_t * (v_t - k_t @ S))
         outputs.append(q_t @ S)

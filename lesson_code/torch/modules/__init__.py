@@ -10,20 +10,72 @@ made as ``Name(width, num_heads, ...)``:
     with a norm and a projection after the read
 `LinearTransformerLayer`
     a whole block: the layer that makes a transformer an RNN
+`Retention`
+    RetNet's layer: a decay for each head, a norm and a gate
+`DeltaNet`, `GatedDeltaNet`
+    whose heads correct what they remember, the second after forgetting
+`GatedLinearAttention`
+    a gate for each token and channel, from half as wide keys
+`RWKV6TimeMix`
+    RWKV-6's layer: a token mixes with the last one, and is read before it is written
+`AFTSimple`
+    a mean of the past in each channel, weighted by keys alone, and a gate
+`RWKV4TimeMix`, `RWKV4ChannelMix`, `RWKV4Block`
+    RWKV-4's sublayers, in which a token mixes with the last one, and the block of both
+`SelectiveSSM`
+    Mamba's block: the token chooses what is written, read and forgotten
+`StateSpaceDual`
+    Mamba-2's block: the same with one decay for each head
 
 `LanguageModel` stacks them, in any mixture, between an embedding and logits.
 """
 
+from lesson_code.torch.modules.aft import AFTSimple
+from lesson_code.torch.modules.delta import DeltaNet, DeltaNetState, GatedDeltaNet
+from lesson_code.torch.modules.gated import GatedLinearAttention
 from lesson_code.torch.modules.language_model import LanguageModel
 from lesson_code.torch.modules.linear import LinearAttention, LinearTransformerLayer
+from lesson_code.torch.modules.mamba import (
+    SelectiveSSM,
+    SelectiveSSMState,
+    StateSpaceDual,
+    StateSpaceDualState,
+)
 from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.modules.retention import Retention, RetentionState
+from lesson_code.torch.modules.rwkv4 import (
+    RWKV4Block,
+    RWKV4BlockState,
+    RWKV4ChannelMix,
+    RWKV4State,
+    RWKV4TimeMix,
+)
+from lesson_code.torch.modules.rwkv6 import RWKV6State, RWKV6TimeMix
 from lesson_code.torch.modules.softmax import KVCache, SoftmaxAttention
 
 __all__ = [
+    "AFTSimple",
+    "DeltaNet",
+    "DeltaNetState",
+    "GatedDeltaNet",
+    "GatedLinearAttention",
     "KVCache",
     "LanguageModel",
     "LinearAttention",
     "LinearTransformerLayer",
     "Mixer",
+    "RWKV4Block",
+    "RWKV4BlockState",
+    "RWKV4ChannelMix",
+    "RWKV4State",
+    "RWKV4TimeMix",
+    "RWKV6State",
+    "RWKV6TimeMix",
+    "Retention",
+    "RetentionState",
+    "SelectiveSSM",
+    "SelectiveSSMState",
     "SoftmaxAttention",
+    "StateSpaceDual",
+    "StateSpaceDualState",
 ]

@@ -30,7 +30,8 @@ class LanguageModel(nn.Module):
         `forward`, `step` and `initial_state` as in :class:`Mixer`; one whose attribute ``is_block``
         is true is taken as it is.
     num_heads : int
-        Number of heads, for each mixer whose signature asks for `num_heads`.
+        Number of heads, for each mixer whose signature asks for `num_heads`. One that asks for
+        `layer` and `num_layers`, such as :class:`RWKV4Block`, is told its place in the stack.
 
     Raises
     ------
@@ -81,7 +82,10 @@ class LanguageModel(nn.Module):
             raise TypeError(f"mixers must be a list, got {type(mixers).__name__}.")
         self.embedding = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(
-            _make_block(f"mixers[{i}]", mixer, width, num_heads) for i, mixer in enumerate(mixers)
+            _make_block(
+                f"mixers[{i}]", mixer, width, num_heads=num_heads, layer=i, num_layers=len(mixers)
+            )
+            for i, mixer in enumerate(mixers)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
@@ -275,17 +279,20 @@ class Block(Mixer):
         return x + self.feed_forward(self.norm_2(x))
 
 
-def _make_block(name, mixer, width, num_heads):
-    """The block of one entry of `mixers`."""
+def _make_block(name, mixer, width, **settings):
+    """The block of one entry of `mixers`, with those of the settings that it asks for."""
     if isinstance(mixer, nn.Module) or not callable(mixer):
         raise TypeError(
             f"{name} must be a class or a callable width -> module, got {type(mixer).__name__}."
         )
-    heads = inspect.signature(mixer).parameters.get("num_heads")
-    if heads and (isinstance(mixer, type) or heads.default is heads.empty):
-        module = mixer(width, num_heads=num_heads)
-    else:
-        module = mixer(width)
+    asked = inspect.signature(mixer).parameters
+    given = {
+        key: value
+        for key, value in settings.items()
+        if key in asked
+        and (isinstance(mixer, type) or asked[key].default is inspect.Parameter.empty)
+    }
+    module = mixer(width, **given)
     methods = "forward", "step", "initial_state"
     if not all(callable(getattr(module, method, None)) for method in methods):
         raise TypeError(

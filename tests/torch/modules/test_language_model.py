@@ -1,16 +1,25 @@
 """The language model: how it is put together, what it writes, and that it learns."""
 
 import functools
+import inspect
 import math
 
 import pytest
 import torch
 
+from lesson_code.torch import modules
 from lesson_code.torch.modules import (
+    AFTSimple,
+    DeltaNet,
+    GatedDeltaNet,
     LanguageModel,
     LinearAttention,
     LinearTransformerLayer,
+    Retention,
+    RWKV4Block,
+    SelectiveSSM,
     SoftmaxAttention,
+    StateSpaceDual,
 )
 
 HYBRID = [LinearAttention, SoftmaxAttention, LinearTransformerLayer]
@@ -58,6 +67,26 @@ def test_num_heads_goes_to_the_classes_that_take_it():
 
     model = LanguageModel(11, 12, [LinearAttention, OneHead, one_head], num_heads=3)
     assert [block.mixer.num_heads for block in model.blocks] == [3, 3, 1]
+
+
+def test_a_class_that_asks_is_told_its_place():
+    class Placed(LinearAttention):
+        def __init__(self, width, num_heads, *, layer=0, num_layers=1):
+            super().__init__(width, num_heads)
+            self.place = layer, num_layers
+
+    fixed = functools.partial(Placed, num_heads=1, layer=5, num_layers=9)
+    model = LanguageModel(11, 8, [Placed, LinearAttention, fixed, Placed], num_heads=2)
+    places = [getattr(block.mixer, "place", None) for block in model.blocks]
+    assert places == [(0, 4), None, (5, 9), (3, 4)]
+    # So that blocks of RWKV-4 begin with different decays, as in the paper.
+    blocks = LanguageModel(11, 8, [modules.RWKV4Block] * 2).blocks
+    alone = modules.RWKV4Block(8, layer=1, num_layers=2)
+    names = [name for name, _ in alone.named_parameters() if "rate" in name]
+    assert names
+    for name in names:
+        first, second = (block.get_parameter(name) for block in blocks)
+        assert torch.equal(second, alone.get_parameter(name)) and not torch.equal(first, second)
 
 
 def test_a_block_is_two_sublayers_with_residuals():
@@ -120,6 +149,83 @@ def test_the_state_has_an_entry_for_each_block():
         "KVCache",
         "LinearAttentionState",
     ]
+
+
+# Every mixer of the family, in one stack.
+
+FAMILY = [
+    "SoftmaxAttention",
+    "LinearAttention",
+    "LinearTransformerLayer",
+    "AFTSimple",
+    "RWKV4TimeMix",
+    "RWKV4ChannelMix",
+    "RWKV4Block",
+    "Retention",
+    "GatedLinearAttention",
+    "RWKV6TimeMix",
+    "SelectiveSSM",
+    "StateSpaceDual",
+    "DeltaNet",
+    "GatedDeltaNet",
+]
+every_mixer = pytest.mark.parametrize("name", FAMILY)
+
+
+def mixer(name):
+    return getattr(modules, name)
+
+
+def test_the_family_is_complete():
+    """Every module that mixes tokens is in the list above."""
+    kinds = {name: getattr(modules, name) for name in modules.__all__}
+    mixers = [n for n, kind in kinds.items() if issubclass(kind, modules.Mixer)]
+    assert sorted(mixers) == sorted([*FAMILY, "Mixer"])
+
+
+@every_mixer
+def test_every_mixer_goes_into_a_model(name):
+    """Alone: as a class, with heads where it has them, and as a block if it is none."""
+    kind = mixer(name)
+    model, tokens = make([kind])
+    (block,) = model.blocks
+    module = getattr(block, "mixer", block)
+    assert type(module) is kind and (block is module) == kind.is_block
+    heads = inspect.signature(kind).parameters.get("num_heads")
+    assert heads is None or module.num_heads == 2
+    if heads is not None:
+        with pytest.raises(ValueError, match="num_heads"):
+            LanguageModel(11, 8, [kind], num_heads=3)
+    assert model(tokens).shape == (3, 7, 11)
+
+
+def test_one_model_of_the_whole_family():
+    model, tokens = make([mixer(name) for name in FAMILY])
+    logits = model(tokens)
+    state = model.initial_state(3)
+    for t in range(7):
+        logits_t, state = model.step(tokens[:, t], state)
+        torch.testing.assert_close(logits_t, logits[:, t], rtol=0, atol=1e-10)
+    # A prompt in parallel, the rest from its state.
+    first, state = model(tokens[:, :4], return_state=True)
+    second, _ = model(tokens[:, 4:], state=state, return_state=True)
+    both = torch.cat([first, second], dim=1)
+    torch.testing.assert_close(both, logits, rtol=0, atol=1e-10)
+    text = model.generate(tokens, 5, temperature=0)
+    assert torch.equal(text[:, 7:], model(text)[:, 6:-1].argmax(dim=-1))
+    model(tokens).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_only_softmax_lets_the_state_of_the_family_grow():
+    model, tokens = make([mixer(name) for name in FAMILY])
+
+    def sizes(N):
+        _, state = model(tokens[:, :N], return_state=True)
+        return [sum(x.numel() for x in torch.utils._pytree.tree_leaves(s)) for s in state]
+
+    grown = [long - short for short, long in zip(sizes(3), sizes(7), strict=True)]
+    assert grown == [4 * 2 * 8 * 3] + [0] * (len(FAMILY) - 1)
 
 
 # What it writes.
@@ -200,7 +306,21 @@ def two_tokens_a_text(generator):
     return pairs.gather(1, torch.randint(2, (32, 24), generator=generator))
 
 
-@pytest.mark.parametrize("mixers", [[SoftmaxAttention], [LinearAttention], HYBRID])
+LEARNERS = [
+    [SoftmaxAttention],
+    [LinearAttention],
+    HYBRID,
+    [Retention],
+    [DeltaNet],
+    [GatedDeltaNet],
+    [AFTSimple],
+    [RWKV4Block],
+    [SelectiveSSM],
+    [StateSpaceDual],
+]
+
+
+@pytest.mark.parametrize("mixers", LEARNERS)
 def test_it_learns_what_a_text_is_made_of(mixers):
     """A unigram model has a loss of ln 16 = 2.77 there, and one that sees the last token 2.05."""
     torch.manual_seed(0)

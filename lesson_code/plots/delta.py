@@ -1,0 +1,73 @@
+"""Figures of the delta rule: a memory that is moved onto what each token says."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lesson_code.plots.style import BLUE, GRAY, INK, VERMILION, BookFigure, drawing, new_figure
+
+
+@drawing
+def projections(k: ArrayLike, v: ArrayLike, beta: ArrayLike) -> BookFigure:
+    """A memory s of two numbers, moved by each token towards the line of all s with k·s = v.
+
+    k is (N, 2), v and beta are (N,). The axes show the plane of s, with a line for each token and
+    the way that s takes from 0.
+    """
+    k, v, beta = (np.asarray(x, float) for x in (k, v, beta))
+    states = [np.zeros(2)]
+    for k_t, v_t, beta_t in zip(k, v, beta, strict=True):
+        states.append(states[-1] + beta_t * (v_t - k_t @ states[-1]) * k_t)
+    path = np.array(states)
+    low, high = path.min() - 0.2 * np.ptp(path), path.max() + 0.35 * np.ptp(path)
+    figure, ((axes,),) = new_figure(width=4.6, height=4.4)
+    for t, (k_t, v_t) in enumerate(zip(k, v, strict=True), start=1):
+        ends = _line_in_box(k_t, v_t, low, high)
+        axes.plot(*ends.T, color=BLUE, linewidth=1.4, linestyle="--")
+        place, offset, ha, va = _beside(k_t, ends)
+        axes.annotate(
+            f"$k_{t} \\cdot s = {v_t:g}$",
+            place,
+            xytext=offset,
+            textcoords="offset points",
+            color=BLUE,
+            ha=ha,
+            va=va,
+        )
+    for start, end in zip(path[:-1], path[1:], strict=True):
+        arrow = {"arrowstyle": "-|>", "color": VERMILION, "linewidth": 2, "shrinkA": 0}
+        axes.annotate("", end, xytext=start, arrowprops=arrow | {"shrinkB": 0})
+    axes.plot(*path.T, color=VERMILION, marker="o", linestyle="none")
+    for t, state in enumerate(path):
+        axes.annotate(
+            f"$s_{t}$", state, xytext=(7, -13), textcoords="offset points", color=INK, fontsize=12
+        )
+    axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+    axes.set(xlabel="first entry of $s$", ylabel="second entry of $s$")
+    axes.axhline(0, color=GRAY, linewidth=0.8)
+    axes.axvline(0, color=GRAY, linewidth=0.8)
+    return figure
+
+
+def _beside(k, ends):
+    """Where the name of a line stands: a point, an offset from it, and how to align."""
+    if k[1] == 0:
+        return ends[0], (5, -4), "left", "top"
+    if k[0] == 0:
+        return ends[1] if ends[1][0] > ends[0][0] else ends[0], (-4, 3), "right", "bottom"
+    return 0.4 * ends[0] + 0.6 * ends[1], (6, 2), "left", "bottom"
+
+
+def _line_in_box(k: NDArray, v: float, low: float, high: float) -> NDArray:
+    """The ends of the line k·s = v inside a square, the upper one first."""
+    points = []
+    for axis in (0, 1):
+        for edge in (low, high):
+            if k[1 - axis] != 0:
+                other = (v - k[axis] * edge) / k[1 - axis]
+                if low <= other <= high:
+                    point = [edge, other] if axis == 0 else [other, edge]
+                    points.append(point)
+    points = sorted(points, key=lambda point: (-point[1], -point[0]))
+    return np.array([points[0], points[-1]])

@@ -1,0 +1,74 @@
+"""Figures of the whole family: what its memories hold over time, and how its states grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lesson_code.plots.style import GRAY, INK, BookFigure, draw_matrix, drawing, new_figure
+
+
+@drawing
+def memory_over_time(
+    panels: Mapping[str, ArrayLike], events: Mapping[int, str], *, columns: int = 2
+) -> BookFigure:
+    """How much of each token's value its key still reads, as time goes on: one map for each rule.
+
+    Each panel is (N, N): row j is a stored token, column t the time, both counted from the top left
+    corner. What lies below the diagonal is not stored yet. events names columns, whose left edges
+    get a dotted line.
+    """
+    rows = -(-len(panels) // columns)
+    figure, axes = new_figure(columns, rows, width=5.6, height=2.75 * rows + 0.2)
+    for panel, (name, values) in zip(axes.flat, panels.items(), strict=False):
+        values = np.asarray(values)
+        future = np.tril(np.ones(values.shape, bool), -1)
+        draw_matrix(panel, values, title=name, limit=1.0, hidden=future)
+        for t, event in events.items():
+            panel.axvline(t - 0.5, color=INK, linestyle=(0, (1, 1.5)), linewidth=1.2)
+            above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center"}
+            panel.annotate(event, (t - 0.5, -0.5), color=GRAY, fontsize=10, **above)
+        panel.set_title(name, pad=16)
+        panel.set(xlabel="time", ylabel="stored token")
+    for panel in axes.flat[len(panels) :]:
+        panel.set_axis_off()
+    return figure
+
+
+@drawing
+def continuation(prompt: str, written: str, *, columns: int = 46) -> BookFigure:
+    """A prompt, in bold, and what a model wrote after it: a picture, as machines differ in that."""
+    figure = BookFigure(figsize=(5.6, 1))
+    axes = figure.add_axes((0, 0, 1, 1))
+    row = column = 0
+    for place, character in enumerate(prompt + written):
+        if character == "\n" or column == columns:
+            row, column = row + 1, 0
+        if character != "\n":
+            weight = "bold" if place < len(prompt) else "normal"
+            axes.text(column, row, character, family="monospace", weight=weight, ha="center")
+            column += 1
+    axes.set(xlim=(-1, columns), ylim=(row + 0.7, -0.7))
+    axes.set_axis_off()
+    figure.set_size_inches(5.6, 0.24 * (row + 1.4))
+    return figure
+
+
+@drawing
+def bars(values: Mapping[str, float], *, xlabel: str) -> BookFigure:
+    """Named numbers as horizontal bars, the first on top, each with its number at its end."""
+    figure, ((axes,),) = new_figure(height=0.42 * len(values) + 0.7)
+    lengths = list(values.values())
+    axes.barh(range(len(values)), lengths, color="#9ecae8", edgecolor=GRAY, height=0.7)
+    for row, length in enumerate(lengths):
+        axes.annotate(
+            f"{length:.2f}", (length, row), xytext=(4, 0), textcoords="offset points", va="center"
+        )
+    axes.set_yticks(range(len(values)), list(values))
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel=xlabel)
+    return figure

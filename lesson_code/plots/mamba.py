@@ -1,0 +1,117 @@
+"""Figures of Mamba: a memory whose steps the tokens choose, and the blocks of both versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Circle, FancyBboxPatch
+from numpy.typing import ArrayLike
+
+from lesson_code.plots.style import (
+    COLORS,
+    DASHES,
+    GRAY,
+    INK,
+    VERMILION,
+    BookFigure,
+    drawing,
+    new_figure,
+)
+
+PLAIN, MEMORY, GATE = "white", "#d6e8f5", "#e3f1ec"
+
+
+@drawing
+def selection(x: ArrayLike, marked: Sequence[int], states: Mapping[str, ArrayLike]) -> BookFigure:
+    """Tokens above, the marked ones filled; below, states over the same tokens, named at the end."""
+    figure, ((top,), (below,)) = new_figure(1, 2, height=4.2, sharex=True, sharey=True)
+    x = np.asarray(x)
+    t = np.arange(1, len(x) + 1)
+    marked = np.isin(np.arange(len(x)), list(marked))
+    top.vlines(t, 0, x, color=GRAY, linewidth=1)
+    top.plot(t[~marked], x[~marked], "o", color=GRAY, markerfacecolor="white")
+    top.plot(t[marked], x[marked], "o", color=VERMILION, markersize=7)
+    for at in t[marked]:
+        below.axvline(at, color=VERMILION, linestyle=":", linewidth=1.2)
+    for index, (name, state) in enumerate(states.items()):
+        state = np.asarray(state)
+        style = {"color": COLORS[index], "linestyle": DASHES[index]}
+        below.step(t, state, where="post", **style)
+        below.text(len(x) + 0.8, state[-1], name, color=COLORS[index], va="center")
+    top.set(ylabel="$x_t$")
+    below.set(xlabel="token t", ylabel="$h_t$", xlim=(0, len(x) + 0.6))
+    for axes in (top, below):
+        axes.axhline(0, color=GRAY, linewidth=0.8)
+    return figure
+
+
+@drawing
+def blocks() -> BookFigure:
+    """The block of Mamba (left) and that of Mamba-2 (right), from the bottom to the top."""
+    figure, (panels,) = new_figure(2, height=5.2)
+    for axes, title in zip(panels, ("Mamba", "Mamba-2"), strict=True):
+        axes.set(xlim=(-1.75, 1.75), ylim=(-0.55, 7.1), title=title)
+        axes.set_axis_off()
+    left, right = panels
+    main, side = -0.55, 1.15  # where the memory stands, and the gate
+
+    for axes in panels:
+        axes.text(0.3, -0.4, "$x$", ha="center", va="center")
+        _arrow(axes, (main, 1.2), (main, 1.7))
+        _arrow(axes, (main, 2.3), (main, 3.2))
+        _arrow(axes, (main, 3.8), (main, 4.42))
+        _arrow(axes, (side, 2.3), (side, 4.6), (main + 0.2, 4.6))
+        _box(axes, main, 2.0, "convolution, SiLU", PLAIN, 2.0)
+        _box(axes, side, 2.0, "SiLU", GATE, 0.9)
+        _arrow(axes, (side, 1.2), (side, 1.7))
+        axes.add_patch(Circle((main, 4.6), 0.18, fc="white", ec=INK, zorder=5))
+        axes.text(main, 4.6, "×", ha="center", va="center", zorder=6)
+        axes.text(main, 7.0, "$y$", ha="center", va="center")
+        _arrow(axes, (main, 6.3), (main, 6.8))
+        _box(axes, main, 6.0, "$W_O$", PLAIN, 1.0)
+
+    _arrow(left, (0.3, -0.2), (0.3, 0.15), (main, 0.15), (main, 0.6))
+    _arrow(left, (0.3, -0.2), (0.3, 0.15), (side, 0.15), (side, 0.6))
+    _box(left, main, 0.9, "$W_u$", PLAIN, 1.0)
+    _box(left, side, 0.9, "$W_z$", PLAIN, 0.9)
+    _box(left, main, 3.5, "selective scan", MEMORY, 2.0)
+    _arrow(left, (main + 0.35, 2.3), (main + 0.35, 3.2))
+    left.text(main + 0.45, 2.75, r"$\Delta, B, C$", ha="left", va="center")
+    _arrow(left, (main, 4.78), (main, 5.7))
+
+    _arrow(right, (0.3, -0.2), (0.3, 0.6))
+    _box(right, 0.3, 0.9, "one projection", PLAIN, 2.6)
+    _box(right, main, 3.5, "state-space dual", MEMORY, 2.0)
+    right.text(main - 0.1, 2.75, "$u, B, C$", ha="right", va="center")
+    right.text(main - 0.1, 1.45, "$u, B, C$", ha="right", va="center")
+    right.text(side + 0.1, 1.45, "$z$", ha="left", va="center")
+    _arrow(right, (0.57, 1.2), (0.57, 2.75), (0.2, 2.75), (0.2, 3.2))
+    right.text(0.47, 1.45, r"$\Delta$", ha="right", va="center")
+    left.text(side + 0.1, 1.45, "$z$", ha="left", va="center")
+    left.text(main - 0.1, 1.45, "$u$", ha="right", va="center")
+    left.text(main - 0.1, 2.75, "$u$", ha="right", va="center")
+    _arrow(right, (main, 4.78), (main, 5.0))
+    _box(right, main, 5.25, "norm", GATE, 1.0, height=0.46)
+    _arrow(right, (main, 5.48), (main, 5.7))
+    return figure
+
+
+def _box(
+    axes: Axes, x: float, y: float, text: str, fill: str, width: float, height: float = 0.6
+) -> None:
+    """A box with its center at (x, y)."""
+    corner = (x - width / 2, y - height / 2)
+    style = {"boxstyle": "round,pad=0,rounding_size=0.08", "fc": fill, "ec": GRAY, "zorder": 4}
+    axes.add_patch(FancyBboxPatch(corner, width, height, **style))
+    axes.text(x, y, text, ha="center", va="center", zorder=5)
+
+
+def _arrow(axes: Axes, *points: tuple[float, float]) -> None:
+    """A line through the points, with its head at the last."""
+    *_, before, last = points
+    xs, ys = zip(*points[:-1], strict=True)
+    axes.plot(xs, ys, color=GRAY, linewidth=1.4, solid_capstyle="butt")
+    arrow = {"arrowstyle": "-|>", "color": GRAY, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.4}
+    axes.annotate("", last, before, arrowprops=arrow)

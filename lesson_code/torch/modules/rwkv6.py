@@ -1,0 +1,165 @@
+"""The time mix of RWKV-6: each token says how it mixes with the last one and what is forgotten."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from lesson_code.torch._precision import accumulate
+from lesson_code.torch.modules._parts import check_heads, split_heads
+from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.rwkv6 import rwkv6
+
+MIX_RANK, DECAY_RANK = 32, 64  # at most; a small width needs less
+MIXED = 5  # the decay, keys, values, receptances and gates look at a mixture each
+
+
+class RWKV6State(NamedTuple):
+    """What the time mix of RWKV-6 remembers.
+
+    Parameters
+    ----------
+    last : tensor, shape (B, F)
+        The last input, in the dtype of the inputs.
+    S : tensor, shape (B, H, D, D)
+        Memory, in float32 at least.
+    """
+
+    last: torch.Tensor
+    S: torch.Tensor
+
+
+class RWKV6TimeMix(Mixer):
+    r"""The time mix of RWKV-6 (Finch).
+
+    What is remembered and read is :eq:`eq-rwkv6`, in H heads of width D = F/H. Receptance r, key,
+    value, gate and decay each look at a mixture of x_t and x_{t-1} of their own, which depends on
+    the token (:eq:`eq-rwkv6-mix`), and the decay depends on its mixture :math:`x^w`:
+
+    .. math:: \alpha_t = \exp(-\exp(w_0 + \tanh(x^w_t W_1) W_2))
+
+    What each head has read is normalized, multiplied by the SiLU of the gate, and mapped to the
+    width F. `forward` and `step` are those of :class:`Mixer`; the state is an :class:`RWKV6State`.
+
+    Parameters
+    ----------
+    width : int
+        Width F of the inputs and of the outputs.
+    num_heads : int
+        Number H of heads; it divides the width.
+
+    Raises
+    ------
+    TypeError
+        If `width` or `num_heads` is no integer.
+    ValueError
+        If `width` or `num_heads` is below 1, or `num_heads` does not divide `width`.
+
+    Notes
+    -----
+    A mixture is :math:`x_t + (x_{t-1} - x_t) \mu`: here :math:`\mu` is the share of the *last*
+    token, as in RWKV-6, whose code calls it ``maa``. The ``mix`` of ``token_shift`` is the share of
+    the current token, as in RWKV-4.
+
+    The parameters: ``shares`` (5, F) are the :math:`\mu` of w, k, v, r and g, to which
+    each token adds :math:`\tanh(\bar x_t A) B`, with A = ``shares_down`` (F, 5·32) and B =
+    ``shares_up`` (5, 32, F), and a mixture :math:`\bar x_t` of its own, with the share
+    ``first_share`` (F,). ``decay_base`` (F,), ``decay_down`` (F, 64) and ``decay_up`` (64, F) are
+    :math:`w_0`, :math:`W_1` and :math:`W_2`; the ranks 32 and 64 are at most F. ``bonus`` is
+    (H, D). ``receptance``, ``key``, ``value``, ``gate`` and ``output`` are ``nn.Linear`` of F×F
+    without bias. ``norm`` has the weight and bias of a group norm that sees one token and head at a
+    time.
+
+    All begin as in the first layer of RWKV-6: A, :math:`W_1` and ``output`` at 0, so that at first
+    neither shares nor decays depend on the token; decays from :math:`\exp(-e^{-6})`, a memory of
+    400 tokens, in the first channel to :math:`\exp(-e^{-1})`, of 3, in the last.
+
+    RWKV-5 has constant shares and decays, so neither A, B, :math:`W_1` nor :math:`W_2`; r, k, v and
+    g see mixtures as in RWKV-4; the memory is the same.
+
+    References
+    ----------
+    Peng et al. (2024), "Eagle and Finch: RWKV with matrix-valued states and dynamic recurrence",
+    section 4; initialization as in its code.
+
+    Examples
+    --------
+    >>> module = RWKV6TimeMix(width=8, num_heads=2)
+    >>> x = torch.randn(1, 5, 8)
+    >>> y, state = module(x[:, :4], return_state=True)      # the first four tokens in parallel
+    >>> y_t, state = module.step(x[:, 4], state)            # and one more
+    >>> torch.allclose(y_t, module(x)[:, 4], atol=1e-5)
+    True
+    >>> state.last.shape, state.S.shape
+    (torch.Size([1, 8]), torch.Size([1, 2, 4, 4]))
+    """
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__(width)
+        self.num_heads = check_heads(width, num_heads)
+        self.receptance, self.key, self.value, self.gate, self.output = (
+            nn.Linear(width, width, bias=False) for _ in range(5)
+        )
+        for linear, gain in ((self.receptance, 1), (self.value, 1), (self.key, 0.1)):
+            nn.init.orthogonal_(linear.weight, gain=gain)
+        nn.init.orthogonal_(self.gate.weight, gain=0.1)
+        nn.init.zeros_(self.output.weight)
+        self.norm = nn.GroupNorm(self.num_heads, width, eps=64e-5)
+
+        channel = torch.arange(width)
+        part = channel / width  # 0 ... 1 - 1/F
+        to_one = channel / max(width - 1, 1)  # 0 ... 1
+        linear, root = 1 - part, 1 - part**0.5
+        self.first_share = nn.Parameter(linear.clone())
+        self.shares = nn.Parameter(torch.stack([linear, linear, linear, root, root]))
+        rank = min(MIX_RANK, width)
+        self.shares_down = nn.Parameter(torch.zeros(width, MIXED * rank))
+        self.shares_up = nn.Parameter(torch.empty(MIXED, rank, width).uniform_(-0.01, 0.01))
+
+        rank = min(DECAY_RANK, width)
+        self.decay_base = nn.Parameter(-6 + 5 * to_one**0.7)
+        self.decay_down = nn.Parameter(torch.zeros(width, rank))
+        self.decay_up = nn.Parameter(torch.empty(rank, width).uniform_(-0.01, 0.01))
+        zigzag = 0.1 * ((channel + 1) % 3 - 1)
+        self.bonus = nn.Parameter(zigzag.unflatten(0, (self.num_heads, -1)))
+
+    def mix(self, x, state):
+        B, H, D = len(x), self.num_heads, self.width // self.num_heads
+        if state is None:
+            (like,) = accumulate(x)
+            state = RWKV6State(x.new_zeros(B, self.width), like.new_zeros(B, H, D, D))
+        self._check_state(state, B)
+        with_last = torch.cat([state.last[:, None].to(x.dtype), x], dim=1)  # (B, 1 + N, F)
+        x_w, x_k, x_v, x_r, x_g = self._mixtures(x, with_last[:, :-1] - x)
+
+        raw = self.decay_base + torch.tanh(x_w @ self.decay_down) @ self.decay_up
+        heads = (self.receptance(x_r), self.key(x_k), self.value(x_v), raw)
+        r, k, v, raw, bonus = accumulate(*(split_heads(a, H) for a in heads), self.bonus)
+        log_decay = -raw.exp()
+        read, S = rwkv6(r, k, v, log_decay, bonus, initial_state=state.S, return_state=True)
+
+        # What is read may be too large for half precision: it is rounded only after the norm.
+        read = nn.functional.layer_norm(read.transpose(1, 2), (D,), eps=self.norm.eps)
+        read = self.norm.weight * read.flatten(-2).to(self.norm.weight.dtype) + self.norm.bias
+        y = self.output(read * nn.functional.silu(self.gate(x_g)))
+        return y, RWKV6State(with_last[:, -1].clone(), S)
+
+    def _mixtures(self, x, change):
+        """x + change * share, for five shares that the token itself moves: five (B, N, F)."""
+        first = x + change * self.first_share
+        moves = torch.tanh(first @ self.shares_down).unflatten(-1, (MIXED, -1))  # (B, N, 5, R)
+        shares = self.shares + torch.einsum("bnmr,mrf->bnmf", moves, self.shares_up)
+        return (x[..., None, :] + change[..., None, :] * shares).unbind(dim=-2)
+
+    def _check_state(self, state, B):
+        if not isinstance(state, RWKV6State):
+            raise TypeError(f"state must be an RWKV6State, got {type(state).__name__}.")
+        H, D = self.num_heads, self.width // self.num_heads
+        for name, array, expected in (
+            ("last", state.last, (B, self.width)),
+            ("S", state.S, (B, H, D, D)),
+        ):
+            if array.shape != expected:
+                raise ValueError(
+                    f"{name} of state must have shape {expected}, got {tuple(array.shape)}."
+                )

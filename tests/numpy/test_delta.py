@@ -1,0 +1,555 @@
+"""The delta rules: every form against a slow loop that writes the errors, and what they promise."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lesson_code.checks import check_causal, check_linear_cost, check_streaming
+from lesson_code.numpy import delta_rule, gated_delta_rule, identity, linear_attention
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+FORMS = ["recurrent", "chunkwise"]
+every_form = pytest.mark.parametrize("form", FORMS)
+both_rules = pytest.mark.parametrize("rule", [delta_rule, gated_delta_rule])
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3}
+# Leading dimensions of q, k, v, beta, log_decay and the initial state.
+LEADING = [
+    ((), (), (), (), (), ()),
+    ((2,), (2,), (2,), (2,), (2,), (2,)),
+    ((2, 3), (3,), (2, 1), (), (3,), ()),
+    ((5, 1, 1), (3,), (2, 1), (2, 3), (), (3,)),
+    ((), (), (3, 1), (2,), (1, 1), (2,)),
+    ((0,), (1,), (0,), (), (1,), ()),
+]
+
+
+def one_sequence(q, k, v, beta, log_decay, S):
+    """The definition for one sequence: the transition as a matrix, in plain loops and float64.
+
+    S_t = a_t (I - beta_t k_t k_t') S_{t-1} + beta_t k_t v_t', and o_t = S_t' q_t.
+    """
+    (N, D), M = k.shape, v.shape[-1]
+    out = np.zeros((N, M))
+    for t in range(N):
+        a, b = math.exp(log_decay[t]), beta[t]
+        new = np.zeros((D, M))
+        for c in range(D):
+            for m in range(M):
+                kept = sum(((c == d) - b * k[t, c] * k[t, d]) * S[d, m] for d in range(D))
+                new[c, m] = a * kept + b * k[t, c] * v[t, m]
+        S = new
+        out[t] = [sum(q[t, d] * S[d, m] for d in range(D)) for m in range(M)]
+    return out, S
+
+
+def loop(q, k, v, beta, log_decay=None, S=None):
+    """`one_sequence` for every sequence of the broadcast leading dimensions."""
+    log_decay = np.zeros(k.shape[-2]) if log_decay is None else log_decay
+    S = np.zeros((k.shape[-1], v.shape[-1])) if S is None else S
+    arrays = [(q, 2), (k, 2), (v, 2), (beta, 1), (log_decay, 1), (S, 2)]
+    leading = [x.shape[: x.ndim - axes] for x, axes in arrays]
+    every, remembered = np.broadcast_shapes(*leading), np.broadcast_shapes(*leading[1:])
+
+    def run(leading, arrays):
+        arrays = [np.broadcast_to(x, leading + x.shape[x.ndim - a :]) for x, a in arrays]
+        return [one_sequence(*(x[at].astype(float) for x in arrays)) for at in np.ndindex(leading)]
+
+    N, D, M = *k.shape[-2:], v.shape[-1]
+    out = np.array([out for out, _ in run(every, arrays)]).reshape(*every, N, M)
+    last = [S for _, S in run(remembered, [(k, 2), *arrays[1:]])]
+    return out, np.array(last).reshape(*remembered, D, M)
+
+
+def draw(seed=0, N=7, D=3, M=4, leading=LEADING[0], dtype="float64", forgetting=0.0):
+    """q, k, v, beta, log_decay and a state: keys of length 1, beta in [0, 2]."""
+    rng = np.random.default_rng(seed)
+    q, k, v, state = (
+        rng.normal(size=(*leading[i], *shape))
+        for i, shape in ((0, (N, D)), (1, (N, D)), (2, (N, M)), (5, (D, M)))
+    )
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    beta = rng.uniform(0, 2, size=(*leading[3], N))
+    log_decay = -rng.exponential(size=(*leading[4], N))
+    log_decay[rng.random(log_decay.shape) < forgetting] = -np.inf
+    return [x.astype(dtype) for x in (q, k, v, beta, log_decay, state)]
+
+
+def arguments(rule, arrays):
+    """What the rule takes, out of what `draw` returns."""
+    return arrays[:4] if rule is delta_rule else arrays[:5]
+
+
+def assert_close(found, expected, dtype="float64", tolerance=None):
+    """Dtype, shape, and the error relative to the largest number of all."""
+    assert found.dtype == dtype and found.shape == expected.shape
+    bound = (tolerance or TOLERANCE[dtype]) * np.abs(expected).max(initial=1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+
+
+# Every form is the definition.
+
+
+@both_rules
+@settings(max_examples=60, deadline=None)
+@given(
+    N=st.integers(0, 12),
+    chunk_size=st.integers(1, 14),
+    D=st.integers(1, 3),
+    M=st.integers(0, 4),
+    leading=st.sampled_from(LEADING),
+    with_state=st.booleans(),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(12, 5, 3, 4, LEADING[3], True, "float64", 0)
+@example(0, 5, 3, 4, LEADING[2], True, "float64", 0)
+@example(1, 1, 1, 2, LEADING[4], True, "float32", 0)
+def test_forms_are_the_definition(rule, N, chunk_size, D, M, leading, with_state, dtype, seed):
+    arrays = draw(seed, N, D, M, leading, dtype, forgetting=0.1)
+    state = arrays[5] if with_state else None
+    args = arguments(rule, arrays)
+    expected, S = loop(*args, S=state)
+    kept = "float64" if dtype == "float64" else "float32"
+    for form in [*FORMS, None]:
+        options = {"form": form, "chunk_size": chunk_size, "initial_state": state}
+        out, last = rule(*args, **options, return_state=True)
+        assert_close(out, expected, dtype)
+        assert_close(last, S, kept)
+
+
+@both_rules
+@pytest.mark.parametrize("N", [64, 65, 200])
+def test_many_chunks_of_the_default_size(rule, N):
+    *arrays, state = draw(1, N, 16, 8)
+    args = arguments(rule, arrays)
+    expected, S = rule(*args, form="recurrent", initial_state=state, return_state=True)
+    for form in ("chunkwise", None):
+        out, last = rule(*args, form=form, initial_state=state, return_state=True)
+        assert_close(out, expected)
+        assert_close(last, S)
+    np.testing.assert_array_equal(rule(*args), rule(*args, chunk_size=64, form="chunkwise"))
+
+
+# The worked numbers of the book.
+
+KEYS = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+VALUES = np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
+
+
+@every_form
+@pytest.mark.parametrize("chunk_size", [1, 2, 3])
+def test_worked_numbers(form, chunk_size):
+    """The third key finds 10 + 30 and 20 + 40 already; half of the error is written."""
+    beta = np.array([1.0, 1.0, 0.5])
+    options = {"form": form, "chunk_size": chunk_size, "return_state": True}
+    out, S = delta_rule(KEYS, KEYS, VALUES, beta, **options)
+    assert out.tolist() == [[10, 20], [30, 40], [50, 60]]  # beta |k|² is 1, thrice
+    assert S.tolist() == [[15, 20], [35, 40]]
+    assert delta_rule(KEYS, KEYS, VALUES, np.ones(3), form=form)[2].tolist() == [60, 60]
+
+
+@every_form
+def test_worked_numbers_with_a_gate(form):
+    """Half of [8] is left, 4 is found, and half of the error of 6 is written."""
+    k, v = np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[8.0], [10.0]])
+    beta, log_decay = np.array([1.0, 0.5]), np.array([0.0, -math.log(2)])
+    out, S = gated_delta_rule(k, k, v, beta, log_decay, form=form, return_state=True)
+    np.testing.assert_allclose(out, [[8], [10]], rtol=1e-14)
+    np.testing.assert_allclose(S, [[7], [3]], rtol=1e-14)
+
+
+@every_form
+def test_the_gated_rule_decays_before_it_takes_the_error(form):
+    """With the other order, a (S + k u'), or the error of what is not decayed, 10 is not found."""
+    k = np.array([[1.0, 0.0], [1.0, 0.0]])
+    v, beta = np.array([[8.0], [10.0]]), np.ones(2)
+    log_decay = np.array([0.0, -math.log(2)])
+    out, S = gated_delta_rule(k, k, v, beta, log_decay, form=form, return_state=True)
+    np.testing.assert_allclose(S, [[10], [0]], rtol=1e-14)
+    np.testing.assert_allclose(out, [[8], [10]], rtol=1e-14)
+
+
+# What the rule promises.
+
+
+@both_rules
+@every_form
+def test_a_key_written_twice_finds_exactly_the_second_value(rule, form):
+    rng = np.random.default_rng(2)
+    key, other = np.linalg.qr(rng.normal(size=(8, 8)))[0][:2]
+    k = np.stack([key, other, key])
+    v = rng.normal(size=(3, 5))
+    log_decay = np.array([0.0, 0.0, -0.7])
+    args = arguments(rule, [k, k, v, np.ones(3), log_decay])
+    out, S = rule(*args, form=form, return_state=True)
+    assert_close(out, v)
+    assert_close(key @ S, v[2])
+    assert_close(other @ S, v[1] * math.exp(-0.7 if rule is gated_delta_rule else 0))
+
+
+@every_form
+def test_the_same_key_many_times(form):
+    """Each write moves what the key finds by beta of the way, and beta = 2 mirrors it."""
+    N, key = 6, np.array([0.6, 0.8])
+    k = np.tile(key, (N, 1))
+    for beta in (0.25, 1.0, 2.0):
+        out = delta_rule(k, k, np.full((N, 1), 10.0), np.full(N, beta), form=form)
+        expected = 10 - 10 * (1 - beta) ** np.arange(1, N + 1)
+        assert_close(out[:, 0], expected)
+
+
+@every_form
+def test_beta_of_two_reflects_and_more_diverges(form):
+    """beta |k|² = 2 keeps the length of S, for it mirrors it at the key; 2.5 multiplies by -1.5."""
+    rng = np.random.default_rng(3)
+    k, S = 3 * rng.normal(size=(40, 4)), rng.normal(size=(4, 5))
+    squares = (k**2).sum(axis=-1)
+    nothing = np.zeros((40, 5))
+    options = {"form": form, "initial_state": S, "return_state": True, "chunk_size": 16}
+    _, last = delta_rule(k, k, nothing, 2 / squares, **options)
+    np.testing.assert_allclose(np.linalg.norm(last), np.linalg.norm(S), rtol=1e-12)
+    same = np.tile(k[:1], (40, 1))
+    _, last = delta_rule(same, same, nothing, np.full(40, 2 / squares[0]), **options)
+    assert_close(last, S)  # an even number of reflections
+    _, last = delta_rule(same, same, nothing, np.full(40, 2.5 / squares[0]), **options)
+    np.testing.assert_allclose(k[0] @ last, 1.5**40 * (k[0] @ S), rtol=1e-9)
+    _, last = delta_rule(k, k, nothing, 1.9 / squares, **options)
+    assert np.linalg.norm(last) < np.linalg.norm(S)
+
+
+@every_form
+def test_beta_is_not_checked(form):
+    q, k, v, beta, _, _ = draw(4)
+    assert np.isfinite(delta_rule(q, k, v, 7 * beta - 5, form=form)).all()
+
+
+@every_form
+def test_orthonormal_keys_store_as_plain_linear_attention_does(form):
+    rng = np.random.default_rng(5)
+    k = np.linalg.qr(rng.normal(size=(9, 9)))[0][:7]
+    q, v = rng.normal(size=(7, 9)), rng.normal(size=(7, 4))
+    out, S = delta_rule(q, k, v, np.ones(7), form=form, return_state=True, chunk_size=3)
+    plain, state = linear_attention(
+        q, k, v, feature_map=identity, causal=True, normalize=False, return_state=True
+    )
+    assert_close(out, plain)
+    assert_close(S, state.S)
+    assert_close(k @ S, v)  # and every pair is found again
+
+
+@every_form
+def test_one_step_goes_down_the_gradient_of_the_squared_error(form):
+    """S - beta times the gradient of |v - S'k|²/2, which is taken by finite differences."""
+    q, k, v, beta, _, S = draw(6, N=1)
+
+    def loss(S):
+        return ((v[0] - k[0] @ S) ** 2).sum() / 2
+
+    gradient, h = np.zeros_like(S), 1e-4
+    for at in np.ndindex(S.shape):
+        up, down = S.copy(), S.copy()
+        up[at] += h
+        down[at] -= h
+        gradient[at] = (loss(up) - loss(down)) / (2 * h)
+    _, last = delta_rule(q, k, v, beta, form=form, initial_state=S, return_state=True)
+    assert_close(last, S - beta[0] * gradient, tolerance=1e-9)
+
+
+@every_form
+def test_the_rule_is_linear_in_the_memory_and_the_values(form):
+    """So it could be scanned: the difference is not in S, but in a transition of C×C numbers."""
+    q, k, v, beta, log_decay, S = draw(7)
+    other = draw(8)
+    args = (beta, log_decay)
+    options = {"form": form, "chunk_size": 3, "return_state": True}
+    runs = [
+        gated_delta_rule(q, k, v, *args, initial_state=S, **options),
+        gated_delta_rule(q, k, other[2], *args, initial_state=other[5], **options),
+        gated_delta_rule(q, k, 2 * v - other[2], *args, initial_state=2 * S - other[5], **options),
+    ]
+    for first, second, mixed in zip(*runs, strict=True):
+        assert_close(mixed, 2 * first - second)
+
+
+@every_form
+def test_without_decay_the_gated_rule_is_the_delta_rule(form):
+    q, k, v, beta, _, S = draw(9, N=11)
+    options = {"form": form, "chunk_size": 4, "initial_state": S, "return_state": True}
+    plain = delta_rule(q, k, v, beta, **options)
+    gated = gated_delta_rule(q, k, v, beta, np.zeros(11), **options)
+    for x, y in zip(gated, plain, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-13)
+
+
+@every_form
+def test_minus_infinity_forgets_everything_exactly(form):
+    q, k, v, beta, log_decay, S = draw(10, N=11)
+    log_decay[5] = -np.inf
+    options = {"form": form, "chunk_size": 4, "return_state": True}
+    out, last = gated_delta_rule(q, k, v, beta, log_decay, initial_state=1e6 * S, **options)
+    # What came before leaves no trace, not even in the last digit.
+    again, same = gated_delta_rule(q, k, v, beta, log_decay, initial_state=S, **options)
+    np.testing.assert_array_equal(out[5:], again[5:])
+    np.testing.assert_array_equal(last, same)
+    rest = [x[5:] for x in (q, k, v, beta, log_decay)]
+    fresh, fresh_last = gated_delta_rule(*rest, **options)
+    assert_close(out[5:], fresh)
+    assert_close(last, fresh_last)
+
+
+@every_form
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_strong_decays_keep_their_digits(form, dtype):
+    """Differences of cumulative sums would lose those of the weak decays beside -1e6 and -inf."""
+    q, k, v, beta, log_decay, S = draw(11, N=40, dtype=dtype)
+    log_decay *= 1e-3
+    log_decay[[7, 21]], log_decay[30] = [-1e6, -50], -np.inf
+    args = (q, k, v, beta, log_decay)
+    expected, last = loop(*args, S=S)
+    options = {"form": form, "initial_state": S, "return_state": True}
+    for chunk_size in (16, 64):
+        out, found = gated_delta_rule(*args, chunk_size=chunk_size, **options)
+        assert_close(out, expected, dtype)
+        assert_close(found, last, dtype)
+
+
+def correlated(N=512, D=16, M=8, seed=12):
+    """Unit keys that are nearly parallel, and a beta near 2: the system has entries near 2."""
+    rng = np.random.default_rng(seed)
+    k = np.ones(D) + 0.05 * rng.normal(size=(N, D))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    return rng.normal(size=(N, D)), k, rng.normal(size=(N, M)), rng.uniform(1.9, 2, size=N)
+
+
+def test_the_triangular_system_of_correlated_keys_is_solved_well():
+    """Float32 errors grow with the chunk size, not with powers of it."""
+    args = correlated()
+    exact = delta_rule(*args, form="recurrent")
+    in_float32 = [x.astype("float32") for x in args]
+
+    def error(**options):
+        return np.abs(delta_rule(*in_float32, **options) - exact).max() / np.abs(exact).max()
+
+    assert error(form="recurrent") < 3e-6
+    for chunk_size in (8, 64, 256):
+        assert error(form="chunkwise", chunk_size=chunk_size) < 1e-6 * chunk_size
+
+
+# Streaming and padding.
+
+
+@both_rules
+@pytest.mark.parametrize("first", FORMS)
+@pytest.mark.parametrize("second", [*FORMS, None])
+def test_split_anywhere_and_hand_the_state_to_any_form(rule, first, second):
+    *arrays, state = draw(13, leading=LEADING[2], forgetting=0.1)
+    args = arguments(rule, arrays)
+    options = {"chunk_size": 3, "return_state": True}
+    whole, final = rule(*args, initial_state=state, **options)
+    for t in range(8):
+        before = [x[..., :t, :] for x in args[:3]] + [x[..., :t] for x in args[3:]]
+        after = [x[..., t:, :] for x in args[:3]] + [x[..., t:] for x in args[3:]]
+        head, between = rule(*before, form=first, initial_state=state, **options)
+        tail, last = rule(*after, form=second, initial_state=between, **options)
+        assert_close(np.concatenate([head, tail], axis=-2), whole)
+        assert_close(last, final)
+
+
+@both_rules
+@every_form
+def test_padding_with_zeros_is_exact(rule, form):
+    """Zero keys, values, beta and decay logs leave S exactly as it was, and the outputs before."""
+    *arrays, state = draw(14, N=10)
+    args = arguments(rule, arrays)
+    padding = [np.zeros((5, *x.shape[1:])) for x in args]
+    padded = [np.concatenate([x, zeros]) for x, zeros in zip(args, padding, strict=True)]
+    options = {"form": form, "chunk_size": 10, "initial_state": state, "return_state": True}
+    out, last = rule(*args, **options)
+    found, same = rule(*padded, **options)
+    np.testing.assert_array_equal(found[:10], out)
+    np.testing.assert_array_equal(same, last)
+    out, last = rule(*args, **options | {"chunk_size": 4})
+    found, same = rule(*padded, **options | {"chunk_size": 4})
+    assert_close(found[:10], out)
+    assert_close(same, last)
+
+
+def as_inputs(rule):
+    def inputs(rng, N):
+        arrays = draw(int(rng.integers(2**31)), N, leading=LEADING[2])
+        return arguments(rule, arrays)
+
+    return inputs
+
+
+@both_rules
+@every_form
+def test_checks(rule, form):
+    def run(*args, **options):
+        return rule(*args, form=form, chunk_size=5, **options)
+
+    check_causal(run, inputs=as_inputs(rule))
+    check_linear_cost(run, inputs=as_inputs(rule))
+
+
+@every_form
+def test_check_streaming(form):
+    """beta goes along as (N, 1), since the check splits the axis before the last."""
+
+    def run(q, k, v, beta, **options):
+        return delta_rule(q, k, v, beta[..., 0], form=form, chunk_size=5, **options)
+
+    def inputs(rng, N):
+        q, k, v, beta, _, _ = draw(int(rng.integers(2**31)), N)
+        return q, k, v, beta[..., None]
+
+    check_streaming(run, inputs=inputs)
+
+
+@both_rules
+@every_form
+@pytest.mark.parametrize("N", [0, 1, 5])
+def test_states_are_new_and_stay_as_they_were(rule, form, N):
+    *arrays, state = draw(15, N)
+    before = state.copy()
+    args = arguments(rule, arrays)
+    _, last = rule(*args, form=form, initial_state=state, return_state=True)
+    if N == 0:
+        np.testing.assert_array_equal(last, before)
+    assert last.base is None
+    last[...] = np.nan
+    np.testing.assert_array_equal(state, before)
+
+
+# Causality, NaN, sequences of a batch, strides.
+
+
+@both_rules
+@every_form
+def test_the_future_does_not_reach_the_past(rule, form):
+    arrays = draw(16, 9, leading=LEADING[1])
+    past = rule(*arguments(rule, arrays), form=form, chunk_size=4)[:, :5]
+    changed = [*(x.copy() for x in arrays[:3]), *(x.copy() for x in arrays[3:5])]
+    for x in changed:
+        x[:, 5:] = 0.5 * x[:, 5:]
+    found = rule(*arguments(rule, changed), form=form, chunk_size=4)
+    np.testing.assert_array_equal(found[:, :5], past)
+    assert (found[:, 5:] != rule(*arguments(rule, arrays), form=form)[:, 5:]).all()
+
+
+@both_rules
+@every_form
+def test_nan_stays_in_its_sequence(rule, form):
+    for spoiled in range(4 if rule is delta_rule else 5):
+        arrays = draw(17, 9, leading=((2, 3),) * 6)
+        at = (1, 2, 5) if spoiled > 2 else (1, 2, 5, 1)
+        arrays[spoiled][at] = np.nan
+        out, last = rule(*arguments(rule, arrays), form=form, chunk_size=4, return_state=True)
+        rows = np.isnan(out).any(axis=-1)
+        assert rows[1, 2, 5] and rows.sum() == rows[1, 2].sum()
+        if form == "recurrent":
+            assert not rows[1, 2, :5].any()
+        else:
+            assert not rows[1, 2, :4].any()  # of the chunk before
+        assert np.isnan(last).any() == (spoiled > 0)
+        assert not np.isnan(np.delete(last.reshape(6, 3, 4), 5, axis=0)).any()
+
+
+@both_rules
+@every_form
+def test_inputs_are_left_alone_and_any_strides_work(rule, form):
+    arrays = draw(18, leading=LEADING[1])
+    args, state = arguments(rule, arrays), arrays[5]
+    options = {"form": form, "chunk_size": 3, "initial_state": state}
+    expected = rule(*args, **options)
+    for x in arrays:
+        x.flags.writeable = False
+    assert_close(rule(*args, **options), expected)
+    strided = [np.asfortranarray(np.repeat(x, 2, axis=-1))[..., ::2] for x in args]
+    assert_close(rule(*strided, **options), expected)
+    shared = [np.broadcast_to(x[0], (3, *x.shape[1:])) for x in args]
+    out = rule(*shared, **options | {"initial_state": state[0]})
+    assert_close(out, np.stack([expected[0]] * 3))
+    assert out.flags.writeable
+
+
+# Arguments.
+
+
+@both_rules
+def test_arguments_that_are_no_float_arrays(rule):
+    names = ["q", "k", "v", "beta", "log_decay"]
+    args = dict(zip(names, arguments(rule, draw()), strict=False))
+    for name, x in args.items():
+        for wrong in (x.astype(int), x > 0, x.astype(complex)):
+            with pytest.raises(TypeError, match=f"^{name} must have a floating dtype"):
+                rule(**args | {name: wrong})
+        with pytest.raises(TypeError, match=f"^{name} must be a NumPy array, got list"):
+            rule(**args | {name: x.tolist()})
+        with pytest.raises(TypeError, match="must have the dtype of q, float"):
+            rule(**args | {name: x.astype("float32")})
+
+
+@both_rules
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"form": "parallel"}, ValueError, "form must be None or one of 'recurrent', 'chunkwise'"),
+        ({"form": ""}, ValueError, "form must be .* got ''"),
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+        ({"chunk_size": 0, "form": "recurrent"}, ValueError, "chunk_size must be at least 1"),
+        ({"chunk_size": 2.0}, TypeError, "chunk_size must be an integer, got 2.0"),
+        ({"chunk_size": True}, TypeError, "chunk_size must be an integer"),
+        ({"return_state": "no"}, TypeError, "return_state must be True or False, got 'no'"),
+        ({"initial_state": np.ones((4, 3))}, ValueError, r"initial_state must have shape \(..., D"),
+        ({"initial_state": [[1.0]]}, TypeError, "initial_state must be a NumPy array"),
+        ({"initial_state": np.ones((3, 4), "float32")}, TypeError, "initial_state must have dtype"),
+        ({"beta": np.ones(6)}, ValueError, "beta must have the length of k, 7, got 6"),
+        ({"beta": np.ones(())}, ValueError, r"beta must have shape \(\.\.\., N\), got \(\)"),
+        ({"beta": np.ones((7, 1))}, ValueError, "beta must have the length of k, 7, got 1"),
+        ({"q": np.ones((6, 3))}, ValueError, "q must have the length of k, 7, got 6"),
+        ({"k": np.ones((7, 2))}, ValueError, "k must have the width of q, 3, got 2"),
+        ({"v": np.ones((6, 4))}, ValueError, "v must have the length of k, 7, got 6"),
+        (
+            {"beta": np.ones((2, 7)), "k": np.ones((3, 7, 3))},
+            ValueError,
+            "the leading dimensions of k, v, beta.* must broadcast",
+        ),
+        (
+            {"beta": np.ones((2, 7)), "q": np.ones((3, 7, 3))},
+            ValueError,
+            "the leading dimensions of q, k, v, beta.* must broadcast",
+        ),
+    ],
+)
+def test_options(rule, options, error, message):
+    names = ["q", "k", "v", "beta", "log_decay"]
+    args = dict(zip(names, arguments(rule, draw()), strict=False))
+    with pytest.raises(error, match="^" + message):
+        rule(**args | options)
+
+
+def test_decays_above_one_are_refused():
+    *args, log_decay, _ = draw()
+    log_decay[3] = 0.25
+    for form in FORMS:
+        with pytest.raises(ValueError, match="^log_decay must be at most 0, got 0.25"):
+            gated_delta_rule(*args, log_decay, form=form)
+    with pytest.raises(ValueError, match="^log_decay must have the length of k, 7, got 5"):
+        gated_delta_rule(*args, log_decay[:5])
+    log_decay[3] = np.nan  # is not refused
+    assert np.isnan(gated_delta_rule(*args, log_decay)[3:]).all()
+
+
+@every_form
+def test_states_in_float32_do_not_stick(form):
+    """A step of beta = 2⁻¹² towards 1 is below half of float16's spacing from 0.5 on."""
+    N = 20_000
+    ones, beta = np.ones((N, 1), "float16"), np.full(N, 2.0**-12, "float16")
+    out, S = delta_rule(ones, ones, ones, beta, form=form, return_state=True)
+    assert S.dtype == "float32" and out.dtype == "float16"
+    np.testing.assert_allclose(S, 1 - (1 - 2.0**-12) ** N, rtol=1e-4)

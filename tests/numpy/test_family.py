@@ -1,0 +1,561 @@
+"""The table of the family: every row runs, and says what the package's function does.
+
+A formula is held against the code beside it by a small reader of LaTeX, which computes what is
+printed; the cost against numbers that count their own multiplications.
+"""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import lesson_code.numpy as ln
+from lesson_code import costs
+from lesson_code.numpy import family
+from lesson_code.numpy.family import MODELS, Model, Part, run, table
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+ROOT = Path(__file__).resolve().parents[2]
+GROWS = ["Softmax attention", "AFT-full"]
+every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+with_a_function = pytest.mark.parametrize(
+    "model", [m for m in MODELS.values() if m.function], ids=lambda m: m.name
+)
+
+# Sizes that all differ, so that a wrong axis cannot pass.
+SIZES = {"C": 4, "D": 5, "M": 3, "E": 6, "K": 2, "P": 7}
+
+
+def draw(model, N=9, seed=0):
+    """Inputs of a model by name: the shapes that its function asks for, values in its range."""
+    rng = np.random.default_rng(seed)
+    C, D, M, E, K, P = SIZES.values()
+    per_channel = "AFT" in model.name or model.function == "wkv"
+    key, value = (D, D) if per_channel else (D if model.function == "softmax_attention" else C, M)
+    shapes = {"q": (N, key), "r": (N, key), "k": (N, key), "v": (N, value), "bonus": (key,)}
+    inputs = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    unit = rng.normal(size=(N, key))
+    inputs["kappa"] = unit / np.linalg.norm(unit, axis=-1, keepdims=True)
+    inputs["a"] = rng.uniform(size=(N, key))
+    inputs["beta"] = rng.uniform(size=N) / (inputs["k"] ** 2).sum(axis=-1)
+    wide = model.function in ("gated_linear_attention", "rwkv6") or model.name == "RWKV-7"
+    inputs["log_decay"] = -rng.exponential(size=(N, key) if wide else N)
+    inputs["position_bias"] = rng.normal(size=(N, N))
+    inputs["decay"] = rng.uniform(0.5, 1, size=key) if model.function == "wkv" else 0.7
+    width = E if model.function == "selective_scan" else P
+    inputs["x"] = rng.normal(size=(N, width))
+    inputs["delta"] = rng.exponential(size=(N, width))
+    inputs["B"], inputs["C"] = rng.normal(size=(2, N, K))
+    inputs["A"], inputs["D"] = -rng.exponential(size=(E, K)), rng.normal(size=E)
+    wanted = [name for name in (*model.tokens, *model.constants) if name != "feature_map"]
+    return {name: inputs[name] for name in wanted}
+
+
+def assert_close(found, expected, tolerance=1e-12):
+    found, expected = np.asarray(found, float), np.asarray(expected, float)
+    assert found.shape == expected.shape
+    bound = tolerance * np.abs(expected).max(initial=1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+
+
+def tokens_of(model, inputs):
+    given = {**model.constants, **inputs}
+    for t in range(len(inputs[model.tokens[0]])):
+        yield SimpleNamespace(**given | {name: inputs[name][t] for name in model.tokens})
+
+
+# The rows are those of the issue, and each is the package's function.
+
+
+def test_the_rows():
+    assert [(model.name, model.function) for model in MODELS.values()] == [
+        ("Softmax attention", "softmax_attention"),
+        ("Linear attention", "linear_attention"),
+        ("Linear attention, normalized", "linear_attention"),
+        ("AFT-full", "aft_full"),
+        ("AFT-simple", "aft_simple"),
+        ("RWKV-4", "wkv"),
+        ("RetNet", "retention"),
+        ("GLA", "gated_linear_attention"),
+        ("RWKV-5, RWKV-6", "rwkv6"),
+        ("Mamba", "selective_scan"),
+        ("Mamba-2", "state_space_dual"),
+        ("DeltaNet", "delta_rule"),
+        ("Gated DeltaNet", "gated_delta_rule"),
+        ("RWKV-7", ""),
+    ]
+    assert all(name == model.name for name, model in MODELS.items())
+
+
+@with_a_function
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loop_is_the_function(model, seed):
+    inputs = draw(model, seed=seed)
+    out, _ = run(model, **inputs)
+    assert_close(out, getattr(ln, model.function)(**inputs, **model.options))
+
+
+def test_the_loop_is_rwkv_7():
+    """Peng et al. (2025) write the state with a row for each value, and vectors as rows."""
+    model = MODELS["RWKV-7"]
+    inputs = draw(model)
+    S, outputs = np.zeros((SIZES["M"], SIZES["C"])), []
+    for x in tokens_of(model, inputs):
+        S = S @ (np.diag(np.exp(x.log_decay)) - np.outer(x.kappa, x.a * x.kappa))
+        S = S + np.outer(x.v, x.k)
+        outputs.append(S @ x.r)
+    out, state = run(model, **inputs)
+    assert_close(out, outputs)
+    assert_close(state, S.T)
+
+
+@pytest.mark.parametrize("name", ["Linear attention", "Linear attention, normalized"])
+def test_linear_attention_takes_other_maps(name):
+    model = MODELS[name]
+    phi = ln.polynomial(2, SIZES["C"])
+    inputs = draw(model)
+    out, S = run(model, feature_map=phi, **inputs)
+    assert len(S) == phi.num_features
+    assert_close(out, ln.linear_attention(**inputs, feature_map=phi, **model.options))
+
+
+@every_model
+def test_a_sequence_can_be_split(model):
+    inputs = draw(model)
+    expected, state = run(model, **inputs)
+    halves = [
+        {name: x[part] if name in model.tokens else x for name, x in inputs.items()}
+        for part in (slice(None, 4), slice(4, None))
+    ]
+    first, between = run(model, **halves[0])
+    second, end = run(model, **halves[1], initial_state=between)
+    assert_close(np.concatenate([first, second]), expected, 0)
+    assert repr(end) == repr(state)
+
+
+@with_a_function
+def test_reads_before_or_after(model):
+    """A model that reads before it writes does not look at what the state becomes."""
+    x = list(tokens_of(model, draw(model)))[3]
+    before, after = two_states(model)
+    other = {"before": (before, None), "after": (None, after)}[model.reads]
+    assert_close(model.read(*other, x), model.read(before, after, x), 0)
+    assert model.reads == ("before" if model.function in ("wkv", "rwkv6") else "after")
+
+
+def two_states(model):
+    """States before and after the fourth token."""
+    states = [model.start(SimpleNamespace(**{**model.constants, **draw(model)}))]
+    for x in tokens_of(model, draw(model)):
+        states.append(model.transition(states[-1], x) + model.write(x))
+    return states[3], states[4]
+
+
+# How large the state is: of the loop, and of what the function returns.
+
+
+def numbers_in(state):
+    if isinstance(state, np.ndarray):
+        return state.size
+    return sum(numbers_in(x) for x in state)
+
+
+@every_model
+def test_the_size_of_the_state(model):
+    N = 9
+    _, state = run(model, **draw(model, N))
+    expected = evaluate(model.state.tex, {**SIZES, "t": N})
+    ones = 0
+    if model.name in GROWS:  # the loop keeps a one beside each value, or each of its channels
+        ones = N if model.name == "Softmax attention" else N * SIZES["D"]
+    assert numbers_in(state) - ones == expected
+    sizes = {name: size for name, size in {**SIZES, "t": N}.items() if name in model.state.tex}
+    assert model.state(**sizes) == model.state.compute(**sizes) == expected
+
+
+@pytest.mark.parametrize(
+    "model",
+    [m for m in MODELS.values() if m.function and m.name not in (*GROWS, "AFT-simple")],
+    ids=lambda m: m.name,
+)
+def test_the_size_of_the_functions_own_state(model):
+    inputs = draw(model)
+    _, state = getattr(ln, model.function)(**inputs, **model.options, return_state=True)
+    expected = evaluate(model.state.tex, SIZES)
+    more = {
+        "wkv": SIZES["D"],  # the running maximum
+        "linear_attention": 0 if model.normalizer else SIZES["C"],  # z, which is not used
+    }
+    assert numbers_in(state) == expected + more.get(model.function, 0)
+    if isinstance(state, np.ndarray):
+        assert_close(run(model, **inputs)[1], state)
+
+
+# What a token costs: counted by the numbers themselves.
+
+
+class Counted:
+    """A number that counts: a product is an operation, and a sum is one unless it takes a product.
+
+    Exponentials and divisions are free, as in `lesson_code.costs`.
+    """
+
+    operations = 0
+
+    def __init__(self, value, product=False):
+        self.value, self.product = float(value), product
+
+    def __mul__(self, other):
+        if isinstance(other, np.ndarray):
+            return NotImplemented  # one number after the other
+        Counted.operations += 1
+        return Counted(self.value * float(other), product=True)
+
+    def __add__(self, other):
+        fused = self.product or getattr(other, "product", False)
+        nothing = not isinstance(other, Counted) and other == 0  # where Python's sum begins
+        Counted.operations += not (fused or nothing)
+        return Counted(self.value + float(other))
+
+    def __sub__(self, other):
+        return self + Counted(-float(other), getattr(other, "product", False))
+
+    def __rsub__(self, other):
+        return Counted(-self.value, self.product) + other
+
+    def __truediv__(self, other):
+        return Counted(self.value / float(other))
+
+    def __neg__(self):
+        return Counted(-self.value)
+
+    def exp(self):
+        return Counted(np.exp(self.value))
+
+    def __float__(self):
+        return self.value
+
+    __rmul__, __radd__ = __mul__, __add__
+
+
+def counted(x):
+    return np.vectorize(Counted, otypes=[object])(x) if isinstance(x, np.ndarray) else Counted(x)
+
+
+def operations_of_one_token(model, N, monkeypatch):
+    """Operations of the last of N tokens."""
+    monkeypatch.setattr(family, "_sigmoid", lambda x: counted(x.astype(float)))
+    inputs = {name: counted(x) for name, x in draw(model, N).items()}
+    if "feature_map" in model.constants:
+        inputs["feature_map"] = lambda x: x
+    before = {name: x[:-1] if name in model.tokens else x for name, x in inputs.items()}
+    last = {name: x[-1:] if name in model.tokens else x for name, x in inputs.items()}
+    _, state = run(model, **before)
+    Counted.operations = 0
+    run(model, **last, initial_state=state)
+    return Counted.operations
+
+
+@every_model
+def test_operations_are_what_the_numbers_count(model, monkeypatch):
+    for N in (2, 9):
+        sizes = {name: size for name, size in {**SIZES, "t": N}.items() if name in model.state.tex}
+        found = operations_of_one_token(model, N, monkeypatch)
+        assert found == model.operations(**sizes)
+
+
+@every_model
+def test_the_formula_of_the_operations_leads(model):
+    """For large sizes what the formula leaves out does not count."""
+    for sizes in ({"C": 10**7, "M": 10**6}, {"C": 10**6, "M": 10**7}):
+        sizes |= {"D": 10**7, "E": 10**6, "K": 10**7, "P": 10**6, "t": 10**9}
+        asked = {name: size for name, size in sizes.items() if name in model.state.tex}
+        leading = evaluate(model.operations.tex, sizes)
+        assert 1 <= model.operations(**asked) / leading < 1 + 1e-5
+
+
+def test_operations_agree_with_the_costs():
+    for C, M in ((4, 3), (64, 32)):
+        normalized = MODELS["Linear attention, normalized"]
+        assert normalized.operations(C, M) == costs.recurrent_cost(1, C, M).work
+        assert normalized.state(C, M) == costs.state_entries(C, M, normalizer=True)
+        assert MODELS["Linear attention"].state(C, M) == costs.state_entries(C, M)
+        softmax = MODELS["Softmax attention"]
+        leading = evaluate(softmax.operations.tex, {"D": C, "M": M, "t": 50})
+        assert leading == costs.cached_step_operations(50, C, M)
+        assert softmax.state(C, M, 50) == costs.kv_cache_entries(50, C, M)
+
+
+def test_numbers_that_count():
+    a, b = counted(np.arange(3.0)), counted(np.ones((3, 4)))
+    Counted.operations = 0
+    assert [float(x) for x in a @ b] == [3] * 4
+    assert Counted.operations == 12
+    assert float((a + a)[2]) == 4 and Counted.operations == 15
+    assert float((a - 2 * a)[2]) == -2 and Counted.operations == 18
+    assert float((a / 2)[2]) == 1 and Counted.operations == 18
+
+
+# The formulas compute what the code beside them computes.
+
+TOKEN = re.compile(
+    r"\\operatorname\{diag\}|\\sum_\{j \\le t\}|\\sqrt\{D\}"
+    r"|\\(?:phi|sigma|odot|top|;|,|alpha|beta|gamma|kappa|Delta)|[A-Za-z]|\d+|[-+/()\[\]^_{},]"
+)
+
+
+class Formula:
+    """Computes a formula by recursive descent: vectors are columns, a product may be of matrices.
+
+    A name is a letter with its index, such as "q_t"; `values` says what it stands for. What is
+    summed over j is computed again for each of the tokens in `values["past"]`.
+    """
+
+    def __init__(self, tex, values):
+        self.tokens = TOKEN.findall(tex)
+        assert re.sub(r"\s", "", "".join(self.tokens)) == re.sub(r"\s", "", tex)  # none missed
+        self.values, self.at = values, 0
+
+    def compute(self):
+        value = self.sum()
+        assert self.at == len(self.tokens), self.tokens[self.at :]
+        return value
+
+    def peek(self):
+        return self.tokens[self.at] if self.at < len(self.tokens) else None
+
+    def take(self, *expected):
+        token = self.peek()
+        assert not expected or token in expected, (token, expected)
+        self.at += 1
+        return token
+
+    def sum(self):
+        value = self.product()
+        while self.peek() in ("+", "-"):
+            sign = 1 if self.take() == "+" else -1
+            value = value + sign * self.product()
+        return value
+
+    def product(self):
+        if self.peek() == "-":
+            self.take()
+            return -self.product()
+        value = self.factor()
+        while self.peek() not in (None, "+", "-", ")", "]", "}", ",", r"\;"):
+            if self.peek() == r"\,":
+                self.take()
+            elif self.peek() == r"\odot":
+                self.take()
+                value = value * self.factor()
+            elif self.peek() == "/":
+                self.take()
+                value = value / self.factor()
+            else:
+                other = self.factor()
+                plain = np.ndim(value) == 0 or np.ndim(other) == 0
+                value = value * other if plain else value @ other
+        return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
+
+    def factor(self):
+        value = self.atom()
+        while self.peek() == "^":
+            self.take()
+            for token in ("{", r"\top", "}") if self.peek() == "{" else (r"\top",):
+                self.take(token)
+            value = np.transpose(value)
+        return value
+
+    def atom(self):
+        token = self.take()
+        if token == "(":
+            value = self.sum()
+            self.take(")")
+            return value
+        if token == "[":
+            value = self.sum()
+            self.take(r"\;")
+            self.take("1")
+            self.take("]")
+            row = value.shape[0] == 1
+            return np.append(value, [[1]] if row else np.ones_like(value), axis=1)
+        if token == "e":
+            self.take("^")
+            self.take("{")
+            value = np.exp(self.sum())
+            self.take("}")
+            return value
+        if token == r"\sum_{j \le t}":
+            start, total = self.at, 0
+            for j in self.values["past"]:
+                self.at, outer = start, self.values
+                self.values = self.values | j
+                total = total + self.product()
+                self.values = outer
+            return total
+        if token == r"\sqrt{D}":
+            return np.sqrt(self.values["D"])
+        if token == r"\operatorname{diag}":
+            return np.diag(np.ravel(self.atom()))
+        if token in (r"\phi", r"\sigma"):
+            return self.values[token](self.atom())
+        if token.isdigit():
+            return int(token)
+        name = token
+        if self.peek() == "_":
+            self.take()
+            if self.peek() == "{":
+                while not name.endswith("}"):
+                    name += self.take()
+                name = name.replace("{", "_").removesuffix("}")
+            else:
+                name += "_" + self.take()
+        return self.values[name]
+
+
+def evaluate(tex, values):
+    return Formula(tex, values).compute()
+
+
+def column(x):
+    return x[:, None] if np.ndim(x) == 1 else x
+
+
+def letters(model, x, before, S):
+    """What the letters of the formulas stand for at one token."""
+    values = {r"\phi": ln.elu_plus_one, r"\sigma": lambda q: 1 / (1 + np.exp(-q)), "I": np.eye(4)}
+    renamed = {"delta": r"\Delta", "beta": r"\beta", "kappa": r"\kappa"}
+    for name in model.tokens:
+        values[f"{renamed.get(name, name)}_t"] = column(getattr(x, name))
+    if "log_decay" in model.tokens:
+        values[r"\alpha_t"] = np.exp(column(x.log_decay))
+    for name, letter in (("bonus", "u"), ("A", "A"), ("D", "D")):
+        if name in model.constants:
+            values[letter] = column(getattr(x, name))
+    if "decay" in model.constants:
+        values["w"] = values[r"\gamma"] = column(x.decay)
+    if model.name == "Softmax attention":
+        values["D"] = len(x.k)
+        values["past"] = [{"k_j": column(k), "v_j": column(v[:-1])} for k, v in S]
+    elif model.name == "AFT-full":
+        values["past"] = [
+            {"k_j": column(k), "v_j": v[:, :1], "w_tj": x.position_bias[j]}
+            for j, (k, v) in enumerate(S)
+        ]
+    else:
+        for when, state in (("t-1", before), ("t", S)):
+            values[f"S_{when}"] = state[:, :-1] if model.normalizer else state
+            values[f"z_{when}"] = state[:, -1:]
+    return values
+
+
+@every_model
+def test_formulas_are_what_runs(model):
+    inputs = draw(model)
+    S = model.start(SimpleNamespace(**{**model.constants, **inputs}))
+    for x in tokens_of(model, inputs):
+        before, kept, written = S, model.transition(S, x), model.write(x)
+        S = kept + written
+        values = letters(model, x, before, S)
+        whole = values | {"S_t-1": before}  # the transition and the write act on z as on S
+        if model.name in GROWS:
+            assert model.transition.tex == "S_{t-1}" and kept is before
+            assert model.write.tex == r"\text{append } (k_t, v_t)" and len(written) == 1
+        else:
+            assert_close(evaluate(model.transition.tex, whole), kept)
+            assert_close(evaluate(model.write.tex, whole), written)
+        found, expected = model.read(before, S, x), evaluate(model.read.tex, values)
+        if model.normalizer:
+            divisor = np.ravel(evaluate(model.normalizer, values))
+            assert_close(np.unique(np.ravel(found[..., -1:])), np.unique(divisor))
+            found = found[..., :-1]
+        assert_close(np.ravel(found), np.ravel(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("RWKV-4", {"read": r"S_{t-1} + e^{k_t} \odot v_t"}),
+        ("RWKV-4", {"transition": r"e^{w} \odot S_{t-1}"}),
+        ("RWKV-4", {"normalizer": r"z_{t-1} + e^{k_t}"}),
+        ("AFT-simple", {"write": r"k_t \odot [v_t\; 1]"}),
+        ("AFT-full", {"read": r"\sigma(q_t) \odot \sum_{j \le t} e^{k_j w_{tj}} \odot v_j"}),
+        ("GLA", {"transition": "S_{t-1}"}),
+        ("RWKV-5, RWKV-6", {"read": r"(S_{t-1} + k_t v_t^\top)^\top r_t"}),
+        ("Mamba", {"write": r"x_t B_t^\top"}),
+        ("Mamba", {"read": r"S_t C_t"}),
+        ("Softmax attention", {"normalizer": r"\sum_{j \le t} e^{q_t^\top k_j}"}),
+        ("Gated DeltaNet", {"transition": r"\alpha_t S_{t-1} - \beta_t k_t k_t^\top S_{t-1}"}),
+        ("RWKV-7", {"transition": r"(\operatorname{diag}(\alpha_t) - a_t \kappa_t^\top) S_{t-1}"}),
+    ],
+)
+def test_a_wrong_formula_is_seen(name, wrong):
+    model = MODELS[name]
+    parts = {key: getattr(model, key) for key in Model.__dataclass_fields__}
+    for key, tex in wrong.items():
+        part = parts[key]
+        parts[key] = Part(tex, part.compute) if isinstance(part, Part) else tex
+    with pytest.raises(AssertionError):
+        test_formulas_are_what_runs(Model(**parts))
+
+
+# The printed table.
+
+
+def test_the_table_has_every_model_and_every_column():
+    lines = table().splitlines()
+    assert lines[0] == f"| model | {' | '.join(family.COLUMNS)} |"
+    assert len(lines) == 2 + len(MODELS)
+    for line, model in zip(lines[2:], MODELS.values(), strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert len(cells) == 1 + len(family.COLUMNS)
+        assert cells[0] == model.name and cells[1] == f"${model.transition.tex}$"
+        assert cells[4] == (f"${model.normalizer}$" if model.normalizer else "none")
+        assert cells[7] == (f"`{model.function}`" if model.function else "none")
+
+
+def test_columns_are_chosen():
+    assert table("state", models=[MODELS["GLA"]]).splitlines()[-1] == "| GLA | $C M$ |"
+    with pytest.raises(ValueError, match="^a column must be one of transition, .*, got 'speed'"):
+        table("speed")
+
+
+def test_papers_are_in_the_bibliography():
+    entries = (ROOT / "book" / "references.bib").read_text(encoding="utf-8")
+    for model in MODELS.values():
+        entry = re.search(rf"^@\w+\{{{model.paper},$.*?^\}}", entries, re.MULTILINE | re.DOTALL)
+        assert entry, model.paper
+        author, year = re.match(r"(\w+).*\((\d{4})\w?\)", model.source).groups()
+        assert f"year = {{{year}}}" in entry[0] and author in entry[0]
+
+
+def test_inputs_are_refused():
+    inputs = draw(MODELS["RetNet"])
+    del inputs["decay"]
+    with pytest.raises(TypeError, match="^RetNet takes q, k, v, decay; missing or unknown: decay"):
+        run(MODELS["RetNet"], **inputs)
+    with pytest.raises(TypeError, match="missing or unknown: decay, gamma"):
+        run(MODELS["RetNet"], **inputs, gamma=0.5)
+
+
+def test_a_row_of_ones_own():
+    """An exponential mean of the values, without keys."""
+    mean = Model(
+        name="mean",
+        paper="",
+        source="",
+        tokens=("v",),
+        constants={"rate": 0.5},
+        start=lambda x: np.zeros(x.v.shape[-1]),
+        transition=Part(r"(1 - r) S_{t-1}", lambda S, x: (1 - x.rate) * S),
+        write=Part("r v_t", lambda x: x.rate * x.v),
+        read=Part("S_t", lambda _, S, x: S),
+        state=Part("M", lambda M: M),
+        operations=Part("2 M", lambda M: 2 * M),
+    )
+    out, S = run(mean, v=np.array([[8.0], [4.0], [2.0]]))
+    assert out.ravel().tolist() == [4, 4, 3] and S.tolist() == [3]
+    assert table("write", models=[mean]).splitlines()[-1] == "| mean | $r v_t$ |"

@@ -1,0 +1,379 @@
+"""WKV: both forms against the sum of the paper, its state, and keys of any size."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lesson_code.checks import check_causal, check_streaming
+from lesson_code.numpy import WKVState, aft_full, aft_simple, wkv
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+FORMS = ["recurrent", "parallel"]
+every_form = pytest.mark.parametrize("form", FORMS)
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3}
+LEADING = [((), ()), ((2,), (2,)), ((2, 3), (3,)), ((2, 1), (3,)), ((), (2,)), ((0,), (1,))]
+
+
+def one_channel(k, v, w, u, before=None):
+    """The sum of the paper, one number at a time; before is (sum of weighted values, of weights).
+
+    Returns the outputs, and those two sums for the token after the last.
+    """
+    outputs = []
+    for t in range(len(k) + 1):
+        numerator, denominator = (x * math.exp(-t * w) for x in before or (0, 0))
+        for i in range(t):
+            weight = math.exp(k[i] - (t - 1 - i) * w)
+            numerator, denominator = numerator + weight * v[i], denominator + weight
+        if t == len(k):
+            return outputs, numerator, denominator
+        own = math.exp(u + k[t])
+        outputs.append((numerator + own * v[t]) / (denominator + own))
+
+
+def loop(k, v, w, u, before=None):
+    """`one_channel` for every channel and sequence: outputs, and what the state stands for."""
+    leading = np.broadcast_shapes(k.shape[:-2], v.shape[:-2])
+    if before is not None:
+        leading = np.broadcast_shapes(leading, before[0].shape[:-1])
+        before = [np.broadcast_to(x, (*leading, k.shape[-1])) for x in before]
+    k, v = (np.broadcast_to(x.astype(float), leading + x.shape[-2:]) for x in (k, v))
+    out = np.zeros(v.shape)
+    sums = np.zeros((2, *leading, k.shape[-1]))
+    for *at, d in np.ndindex(*leading, k.shape[-1]):
+        at = tuple(at)
+        start = None if before is None else [x[(*at, d)] for x in before]
+        columns = k[(*at, slice(None), d)], v[(*at, slice(None), d)]
+        out[(*at, slice(None), d)], sums[(0, *at, d)], sums[(1, *at, d)] = one_channel(
+            *columns, float(w[d]), float(u[d]), start
+        )
+    return out, sums
+
+
+def draw(seed=0, N=7, D=3, leading=((), ()), dtype="float64"):
+    rng = np.random.default_rng(seed)
+    k, v = (rng.normal(size=(*lead, N, D)) for lead in leading)
+    w, u = rng.uniform(0.05, 3, size=D), rng.normal(size=D)
+    return [x.astype(dtype) for x in (k, v, w, u)]
+
+
+def draw_state(D=3, leading=(), dtype="float64"):
+    rng = np.random.default_rng(1)
+    return WKVState(
+        rng.normal(size=(*leading, D)).astype(dtype),
+        rng.uniform(0.5, 2, size=(*leading, D)).astype(dtype),
+        rng.normal(size=(*leading, D)).astype(dtype),
+    )
+
+
+def meaning(state):
+    """The two sums that a state stands for, whatever its maximum is."""
+    scale = np.exp(state.maximum.astype(float))
+    return np.array([state.numerator * scale, state.denominator * scale])
+
+
+def assert_close(found, expected, dtype="float64"):
+    assert found.dtype == dtype and found.shape == expected.shape
+    bound = TOLERANCE[dtype] * np.abs(expected).max(initial=1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+
+
+# Both forms are the definition.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    N=st.integers(0, 20),
+    D=st.integers(1, 4),
+    leading=st.sampled_from(LEADING),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(20, 3, LEADING[2], "float64", 0)
+@example(0, 2, LEADING[1], "float32", 0)
+@example(1, 1, LEADING[0], "float64", 0)
+def test_forms_are_the_definition(N, D, leading, dtype, seed):
+    args = draw(seed, N, D, leading, dtype)
+    kept = "float64" if dtype == "float64" else "float32"
+    expected, sums = loop(*args)
+    for form in [*FORMS, None]:
+        out, state = wkv(*args, form=form, return_state=True)
+        assert_close(out, expected, dtype)
+        assert {x.dtype.name for x in state} == {kept}
+        assert state.maximum.shape == expected.shape[:-2] + expected.shape[-1:]
+        assert_close(meaning(state).astype(kept), sums, kept)
+
+
+@every_form
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_forms_start_from_a_state(form, dtype):
+    kept = "float64" if dtype == "float64" else "float32"
+    args = draw(2, leading=((3, 1), (1, 1)), dtype=dtype)
+    for given_dtype in {dtype, kept}:
+        state = draw_state(leading=(2,), dtype=given_dtype)
+        expected, sums = loop(*args, meaning(state))
+        out, last = wkv(*args, form=form, initial_state=state, return_state=True)
+        assert_close(out, expected, dtype)
+        assert last.numerator.shape == (3, 2, 3)
+        assert_close(meaning(last).astype(kept), sums, kept)
+
+
+def test_axes_in_any_order():
+    k, v, w, u = draw(3, leading=((2,), (2,)))
+    out = wkv(k, v, w, u)
+    transposed = [np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2) for x in (k, v)]
+    for form in FORMS:
+        assert_close(wkv(*transposed, w, u, form=form), out)
+
+
+# The worked numbers, and the details that people get wrong.
+
+VALUES = np.array([[10.0], [30.0], [50.0]])
+HALF = np.array([np.log(2)])
+
+
+@every_form
+def test_worked_numbers(form):
+    """10, then (10 + 30) / 2, then (5 + 30 + 50) / 2.5."""
+    out, state = wkv(0 * VALUES, VALUES, HALF, 0 * HALF, form=form, return_state=True)
+    assert_close(out, np.array([[10.0], [20.0], [34.0]]))
+    assert_close(state.numerator, np.array([2.5 + 15 + 50]))
+    assert_close(state.denominator, np.array([0.25 + 0.5 + 1]))
+    assert state.maximum == 0
+
+
+@every_form
+def test_the_previous_token_carries_no_decay(form):
+    """It would if e^-w of the state were read: (5 + 30) / 1.5 = 23.33 and 38.57 instead."""
+    out = wkv(0 * VALUES, VALUES, HALF, 0 * HALF, form=form)
+    assert abs(out[1, 0] - 20) < 1e-12 and abs(out[2, 0] - 34) < 1e-12
+    decayed = [(5 + 30) / 1.5, (2.5 + 15 + 50) / 1.75]
+    assert np.allclose(decayed, [23.333, 38.571], atol=1e-3)  # what the slip gives
+    # However fast the past fades: the token before weighs as much as the current one.
+    out = wkv(0 * VALUES, VALUES, np.array([1e4]), 0 * HALF, form=form)
+    assert_close(out, np.array([[10.0], [20.0], [40.0]]))
+
+
+@every_form
+def test_the_bonus_is_for_the_current_token_and_not_stored(form):
+    """With e^u = 3: (10 + 3·30) / 4, then (5 + 30 + 3·50) / 4.5."""
+    u = np.array([np.log(3)])
+    out, state = wkv(0 * VALUES, VALUES, HALF, u, form=form, return_state=True)
+    assert_close(out, np.array([[10.0], [25.0], [185 / 4.5]]))
+    _, without = wkv(0 * VALUES, VALUES, HALF, 0 * u, form=form, return_state=True)
+    np.testing.assert_array_equal(state, without)
+
+
+@every_form
+def test_the_safe_state_has_a_maximum_of_its_own(form):
+    """A large bonus raises what is read, not what is kept: its maximum is that of the keys."""
+    _, state = wkv(0 * VALUES, VALUES, HALF, np.array([60.0]), form=form, return_state=True)
+    assert state.maximum == 0
+    _, state = wkv(VALUES, VALUES, HALF, 0 * HALF, form=form, return_state=True)
+    assert state.maximum == 50
+    _, state = wkv(-VALUES, VALUES, HALF, 0 * HALF, form=form, return_state=True)
+    assert_close(state.maximum, np.array([-10 - 2 * HALF[0]]))
+
+
+def test_it_is_aft_full_with_a_bias_that_fades():
+    """-(t-1-i) w below the diagonal, u on it, channel by channel; the gate is 1/2 for q = 0."""
+    k, v, w, u = draw(4, leading=((2,), (2,)))
+    t = np.arange(7)[:, None]
+    for d in range(3):
+        bias = -(t - 1 - t.T) * w[d] + (u[d] - w[d]) * np.eye(7)
+        column = [x[..., d : d + 1] for x in (k, v)]
+        expected = 2 * aft_full(np.zeros((7, 1)), *column, bias, causal=True)
+        for form in FORMS:
+            assert_close(wkv(*column, w[d : d + 1], u[d : d + 1], form=form), expected)
+
+
+def test_without_decay_it_is_aft_simple():
+    k, v, w, _ = draw(5, leading=((2,), (2,)))
+    expected = 2 * aft_simple(np.zeros_like(k), k, v, causal=True)
+    for form in FORMS:
+        assert_close(wkv(k, v, 0 * w + 1e-15, 0 * w, form=form), expected)
+
+
+# Streaming and causality.
+
+
+@pytest.mark.parametrize("first", FORMS)
+@pytest.mark.parametrize("second", FORMS)
+def test_split_anywhere_and_hand_the_state_to_the_other_form(first, second):
+    k, v, w, u = draw(6, leading=((2, 1), (3,)))
+    whole, final = wkv(k, v, w, u, return_state=True)
+    for t in range(8):
+        head, state = wkv(k[..., :t, :], v[..., :t, :], w, u, form=first, return_state=True)
+        tail, last = wkv(
+            *(k[..., t:, :], v[..., t:, :], w, u),
+            form=second,
+            initial_state=state,
+            return_state=True,
+        )
+        assert_close(np.concatenate([head, tail], axis=-2), whole)
+        assert_close(meaning(last), meaning(final))
+        assert_close(last.maximum, final.maximum)  # the forms even agree on it
+
+
+@every_form
+def test_causality_and_streaming_as_the_exercises_check_them(form):
+    def run(k, v, **options):
+        return wkv(k, v, np.array([0.1, 2.0]), np.array([1.0, -1.0]), form=form, **options)
+
+    def inputs(rng, N):
+        return list(3 * rng.normal(size=(2, N, 2)))
+
+    check_causal(run, inputs=inputs)
+    check_streaming(run, inputs=inputs)
+
+
+@every_form
+@pytest.mark.parametrize("N", [0, 1, 5])
+def test_states_are_new_and_stay_as_they_were(form, N):
+    state = draw_state()
+    before = [x.copy() for x in state]
+    _, last = wkv(*draw(7, N), form=form, initial_state=state, return_state=True)
+    if N == 0:
+        np.testing.assert_array_equal(last, before)
+    for x in last:
+        assert x.base is None
+        x[...] = np.nan
+    np.testing.assert_array_equal(state, before)
+
+
+@every_form
+def test_nothing_has_been_seen(form):
+    out, state = wkv(*draw(8, N=0), form=form, return_state=True)
+    assert out.shape == (0, 3)
+    assert not state.numerator.any() and not state.denominator.any()
+    assert (state.maximum == -1e38).all()
+
+
+# Keys of any size.
+
+
+@every_form
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_keys_up_to_80_in_float32(form, dtype):
+    """e^80 times 1,000 values is beyond float32; decays from e^-5 to e^3."""
+    rng = np.random.default_rng(9)
+    N, D = 60, 9
+    k = rng.choice([-80.0, -79.0, 0.0, 80.0, 79.5], size=(N, D))
+    k[:5] = -80  # begin with weights that would all be 0
+    v, w, u = rng.normal(size=(N, D)), np.exp(np.linspace(-5, 3, D)), rng.normal(size=D)
+    exact = wkv(k, v, w, u)
+    expected, _ = loop(k, v, w, u)  # float64 holds e^80, and e^-80
+    assert_close(exact, expected)
+    found, state = wkv(*(x.astype(dtype) for x in (k, v, w, u)), form=form, return_state=True)
+    assert np.isfinite(found).all() and all(np.isfinite(x).all() for x in state)
+    assert_close(found, exact, dtype)
+
+
+@every_form
+def test_any_constant_cancels(form):
+    k, v, w, u = draw(10, N=20)
+    out = wkv(k, v, w, u, form=form)
+    for constant in (-1e4, 700.0, 1e5):
+        found = wkv(k + constant, v, w, u, form=form)
+        np.testing.assert_allclose(found, out, rtol=0, atol=1e-9)
+
+
+@every_form
+def test_a_key_of_minus_infinity_has_no_weight(form):
+    k, v, w, u = draw(11, N=9)
+    k[[0, 1, 4]] = -np.inf
+    k[:, 2] = -np.inf
+    out, state = wkv(k, v, w, u, form=form, return_state=True)
+    np.testing.assert_array_equal(out[:2], 0)  # nothing has been seen
+    np.testing.assert_array_equal(out[:, 2], 0)
+    assert state.denominator[2] == 0 and state.maximum[2] == -1e38
+    expected = k.copy()
+    expected[np.isinf(k)] = -600  # so small a weight is 0 beside the others, in float64 too
+    reference = wkv(expected, v, w, u)
+    assert_close(out[2:, :2], reference[2:, :2])
+    # Padding at the end: the decay goes on, the weights of the rest stay in proportion.
+    padded = np.concatenate([k, np.full((3, 3), -np.inf)])
+    out_padded, _ = wkv(padded, np.ones((12, 3)), w, u, form=form, return_state=True)
+    assert np.isfinite(out_padded).all()
+    values = np.concatenate([v, np.zeros((3, 3))])
+    assert_close(wkv(padded, values, w, u, form=form)[:9], out)
+
+
+@every_form
+def test_a_zero_key_has_weight(form):
+    k, v, w, u = draw(12)
+    padded = [np.concatenate([x, np.zeros((1, 3))]) for x in (k, v)]
+    _, state = wkv(*padded, w, u, form=form, return_state=True)
+    _, before = wkv(k, v, w, u, form=form, return_state=True)
+    decayed = meaning(before)[1] * np.exp(-w)
+    assert_close(meaning(state)[1], decayed + 1)
+
+
+def test_the_maximum_of_half_precision_may_be_minus_infinity():
+    k, v, w, u = draw(13, dtype="float16")
+    zeros = np.zeros(3, "float16")
+    state = WKVState(zeros, zeros, zeros - np.float16("inf"))
+    for form in FORMS:
+        np.testing.assert_array_equal(
+            wkv(k, v, w, u, form=form, initial_state=state), wkv(k, v, w, u, form=form)
+        )
+
+
+@every_form
+def test_nan_stays_in_its_channel_and_sequence(form):
+    for spoiled in range(2):
+        args = draw(14, N=9, leading=((2,), (2,)))
+        args[spoiled][1, 5, 2] = np.nan
+        bad = np.isnan(wkv(*args, form=form))
+        assert bad[1, 5:, 2].all() and bad.sum() == bad[1, :, 2].sum()
+        if form == "recurrent":
+            assert not bad[1, :5].any()
+
+
+# Errors.
+
+
+def refuses(error, message):
+    return pytest.raises(error, match="^" + re.escape(message))
+
+
+def test_what_is_refused():
+    k, v, w, u = draw(15)
+    state = draw_state()
+    with refuses(TypeError, "k must be a NumPy array, got list."):
+        wkv(k.tolist(), v, w, u)
+    with refuses(TypeError, "decay must have the dtype of k, float64, got float32."):
+        wkv(k, v, w.astype("float32"), u)
+    with refuses(TypeError, "v must have a floating dtype"):
+        wkv(k, v.astype(int), w, u)
+    with refuses(ValueError, "v must have shape (..., N, D), (..., 7, 3), got (6, 3)."):
+        wkv(k, v[1:], w, u)
+    with refuses(ValueError, "v must have shape (..., N, D), (..., 7, 3), got (7, 2)."):
+        wkv(k, v[:, 1:], w, u)
+    with refuses(ValueError, "bonus must have shape (..., D), (..., 3), got (2,)."):
+        wkv(k, v, w, u[1:])
+    with refuses(ValueError, "decay must have shape (D), got (1, 3)."):
+        wkv(k, v, w[None], u)
+    for wrong in (0.0, -1.0, np.inf):
+        with refuses(ValueError, f"decay must be positive and finite, got {wrong}."):
+            wkv(k, v, np.array([1.0, wrong, 1.0]), u)
+    with refuses(ValueError, "form must be None or one of 'recurrent', 'parallel', got 'scan'."):
+        wkv(k, v, w, u, form="scan")
+    with refuses(TypeError, "return_state must be True or False, got 1."):
+        wkv(k, v, w, u, return_state=1)
+    with refuses(TypeError, "initial_state must be a WKVState, got tuple."):
+        wkv(k, v, w, u, initial_state=tuple(state))
+    wrong = state._replace(maximum=np.zeros(2))
+    with refuses(ValueError, "maximum of initial_state must have shape (..., D), (..., 3), got"):
+        wkv(k, v, w, u, initial_state=wrong)
+    wrong = state._replace(numerator=np.zeros(3, "float32"))
+    with refuses(TypeError, "numerator of initial_state must have dtype float64, got float32."):
+        wkv(k, v, w, u, initial_state=wrong)
+    with refuses(ValueError, "the leading dimensions of k, v"):
+        wkv(np.zeros((2, 7, 3)), v, w, u, initial_state=draw_state(leading=(3,)))
+    assert np.isnan(wkv(k, v, w * np.nan, u)[1:]).all()  # NaN passes

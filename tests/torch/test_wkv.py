@@ -1,0 +1,389 @@
+"""WKV in torch: both forms against NumPy in float64, and under all that torch adds."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
+
+import lesson_code.numpy as reference
+from lesson_code.checks import check_causal, check_streaming
+from lesson_code.measure import peak_bytes
+from lesson_code.torch import WKVState, wkv
+
+FORMS = ["recurrent", "parallel"]
+every_form = pytest.mark.parametrize("form", FORMS)
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 2.0**-11 + 1e-5,
+    torch.bfloat16: 2.0**-8 + 1e-5,
+}
+every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+def kept(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def draw(seed=0, N=7, D=3, leading=((), ()), dtype=torch.float64):
+    rng = np.random.default_rng(seed)
+    k, v = (rng.normal(size=(*lead, N, D)) for lead in leading)
+    w, u = rng.uniform(0.05, 3, size=D), rng.normal(size=D)
+    return [torch.from_numpy(x).to(dtype) for x in (k, v, w, u)]
+
+
+def draw_state(D=3, leading=(), seed=1, dtype=torch.float64):
+    rng = np.random.default_rng(seed)
+    a, b, maximum = rng.normal(size=(3, *leading, D))
+    return WKVState(*(torch.from_numpy(x).to(dtype) for x in (a, abs(b) + 0.5, maximum)))
+
+
+def arrays(*tensors):
+    return [x.detach().double().numpy() for x in tensors]
+
+
+def numpy_wkv(args, state=None):
+    state = None if state is None else reference.WKVState(*arrays(*state))
+    return reference.wkv(*arrays(*args), initial_state=state, return_state=True)
+
+
+def assert_close(found, expected, tolerance=1e-12, dtype=None):
+    if dtype is not None:
+        assert found.dtype == dtype
+    found, expected = (torch.as_tensor(x).detach().double() for x in (found, expected))
+    bound = tolerance * max(1, expected.abs().max()) if expected.numel() else 0
+    torch.testing.assert_close(found, expected, rtol=0, atol=float(bound))
+
+
+def assert_result(found, expected, dtype):
+    assert_close(found[0], expected[0], TOLERANCE[dtype], dtype)
+    assert isinstance(found[1], WKVState)
+    for x, y in zip(found[1], expected[1], strict=True):
+        assert_close(x, y, TOLERANCE[kept(dtype)], kept(dtype))
+
+
+def invariants(out, state):
+    """Outputs and what the state stands for, whatever its maximum is: a mean and a logarithm."""
+    return out, state.numerator / state.denominator, state.denominator.log() + state.maximum
+
+
+# Every form is NumPy's function.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=mutually_broadcastable_shapes(num_shapes=3, max_dims=3, max_side=3, min_side=0),
+    with_state=st.booleans(),
+    N=st.integers(0, 40),
+    D=st.integers(1, 4),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(BroadcastableShapes(((2, 1), (3,), (1, 1)), ()), True, 37, 3, torch.float64, 0)
+@example(BroadcastableShapes(((2,), (2,), (5, 2)), ()), True, 0, 3, torch.float64, 0)
+@example(BroadcastableShapes(((), (), ()), ()), False, 1, 2, torch.float32, 0)
+def test_forms_are_numpys(shapes, with_state, N, D, dtype, seed):
+    *leading, state_leading = shapes.input_shapes
+    args = draw(seed, N, D, leading, dtype)
+    state = draw_state(D, state_leading, seed, kept(dtype)) if with_state else None
+    expected = numpy_wkv(args, state)
+    for form in [*FORMS, None]:
+        found = wkv(*args, form=form, initial_state=state, return_state=True)
+        assert_result(found, expected, dtype)
+
+
+@every_form
+@every_dtype
+def test_forms_start_from_a_state_in_either_dtype(form, dtype):
+    args = draw(2, 9, leading=((3, 1), (1, 1)), dtype=dtype)
+    for given_dtype in {dtype, kept(dtype)}:
+        state = draw_state(leading=(2,), dtype=given_dtype)
+        found = wkv(*args, form=form, initial_state=state, return_state=True)
+        assert_result(found, numpy_wkv(args, state), dtype)
+        assert found[1].maximum.shape == (3, 2, 3)
+
+
+@pytest.mark.parametrize("N", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 100])
+def test_the_scan_joins_any_number_of_tokens(N):
+    args = draw(3, N)
+    assert_result(wkv(*args, form="parallel", return_state=True), numpy_wkv(args), torch.float64)
+
+
+def test_other_strides():
+    args = draw(4, leading=((2,), (2,)))
+    strided = [x.mT.contiguous().mT for x in args[:2]]
+    for form in FORMS:
+        assert_close(wkv(*strided, *args[2:], form=form), wkv(*args, form=form))
+
+
+VALUES = torch.tensor([[10.0], [30.0], [50.0]])
+HALF = torch.tensor([2.0]).log()
+
+
+@every_form
+@every_dtype
+def test_worked_numbers_the_previous_token_carries_no_decay(form, dtype):
+    k, v, w = (x.to(dtype) for x in (0 * VALUES, VALUES, HALF))
+    out = wkv(k, v, w, 0 * w, form=form)
+    assert_close(out, [[10.0], [20.0], [34.0]], 2.0**-7 if dtype == torch.bfloat16 else 1e-3)
+
+
+@every_form
+def test_the_bonus_is_not_stored(form):
+    out, state = wkv(0 * VALUES, VALUES, HALF, 0 * HALF + 60, form=form, return_state=True)
+    assert_close(out, VALUES, 1e-6)
+    _, without = wkv(0 * VALUES, VALUES, HALF, 0 * HALF, form=form, return_state=True)
+    for x, y in zip(state, without, strict=True):
+        assert torch.equal(x, y)
+
+
+@every_form
+def test_checks(form):
+    w, u = torch.tensor([0.1, 2.0]).double(), torch.tensor([1.0, -1.0]).double()
+
+    def inputs(rng, N):
+        return [torch.from_numpy(3 * x) for x in rng.normal(size=(2, 2, N, 2))]
+
+    def run(k, v, **options):
+        return wkv(k, v, w, u, form=form, **options)
+
+    check_causal(run, inputs=inputs)
+    check_streaming(run, inputs=inputs)
+
+
+@pytest.mark.parametrize("first", FORMS)
+@pytest.mark.parametrize("second", FORMS)
+def test_split_anywhere_and_hand_the_state_to_the_other_form(first, second):
+    k, v, w, u = draw(5, leading=((2, 1), (3,)))
+    whole, final = wkv(k, v, w, u, return_state=True)
+    for t in range(8):
+        head, state = wkv(k[..., :t, :], v[..., :t, :], w, u, form=first, return_state=True)
+        options = {"form": second, "initial_state": state, "return_state": True}
+        tail, last = wkv(k[..., t:, :], v[..., t:, :], w, u, **options)
+        assert_close(torch.cat([head, tail], dim=-2), whole)
+        for x, y in zip(last, final, strict=True):
+            assert_close(x, y)
+
+
+@every_form
+def test_a_given_state_stays_as_it_is(form):
+    state = draw_state()
+    before = [x.clone() for x in state]
+    for N in (0, 1, 5):
+        _, last = wkv(*draw(6, N), form=form, initial_state=state, return_state=True)
+        for x in last:
+            x.mul_(0)
+    for x, y in zip(state, before, strict=True):
+        assert torch.equal(x, y)
+
+
+# Keys of any size.
+
+
+def hard(N=60, D=9, dtype=torch.float64):
+    """Keys from -80 to 80, decays from e^-5 to e^3, tokens without weight at the beginning."""
+    rng = np.random.default_rng(7)
+    k = rng.choice([-80.0, -79.0, 0.0, 80.0, 79.5], size=(N, D))
+    k[:5] = -80
+    k[:2, ::2] = k[30:40, 1] = -np.inf
+    k[:, 4] = -np.inf
+    v, u = rng.normal(size=(N, D)), rng.normal(size=D)
+    tensors = (torch.from_numpy(x) for x in (k, v, np.exp(np.linspace(-5, 3, D)), u))
+    return [x.to(dtype) for x in tensors]
+
+
+@every_form
+@every_dtype
+def test_keys_up_to_80_and_minus_infinity(form, dtype):
+    args = [x.requires_grad_() for x in hard(dtype=dtype)]
+    expected, _ = numpy_wkv(args)
+    assert np.isfinite(expected).all() and (expected[:2, ::2] == 0).all()
+    out, state = wkv(*args, form=form, return_state=True)
+    assert_close(out, expected, 2 * TOLERANCE[dtype], dtype)
+    assert (out[:2, ::2] == 0).all() and (out[:, 4] == 0).all()
+    assert all(x.isfinite().all() for x in state)
+    weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
+    found = torch.autograd.grad((out * weights.to(dtype)).sum(), args)
+    exact = [x.detach().double().requires_grad_() for x in args]
+    other = FORMS[form == "recurrent"]
+    wanted = torch.autograd.grad((wkv(*exact, form=other) * weights).sum(), exact)
+    for x, y in zip(found, wanted, strict=True):
+        assert x.isfinite().all()
+        assert_close(x, y, 1e-9 if dtype == torch.float64 else 20 * TOLERANCE[dtype])
+    assert (found[0][args[0].isinf()] == 0).all() and found[2].any() and found[3].any()
+
+
+@every_form
+def test_the_forms_of_float32_agree_after_many_tokens(form):
+    """The maximum loses 0.0001 per token there, less than float32 can tell: the sums make up."""
+    k, v, _, u = draw(8, 3000, 5)
+    args = k * 5, v, torch.linspace(-9, 3, 5).double().exp(), u
+    expected = numpy_wkv(args)
+    found = wkv(*(x.float() for x in args), form=form, return_state=True)
+    assert_close(found[0], expected[0], 1e-5)
+    mean = expected[1].numerator / expected[1].denominator
+    assert_close(found[1].numerator / found[1].denominator, mean, 1e-4)
+
+
+def test_a_state_of_half_precision_may_hold_minus_infinity():
+    args = draw(9, dtype=torch.float16)
+    zeros = torch.zeros(3, dtype=torch.float16)
+    state = WKVState(zeros, zeros, zeros - torch.inf)
+    for form in FORMS:
+        found = wkv(*args, form=form, initial_state=state)
+        assert torch.equal(found, wkv(*args, form=form))
+
+
+@every_form
+def test_nan_goes_forward_in_its_channel_only(form):
+    for spoiled in range(2):
+        args = draw(10, N=9, leading=((2,), (2,)))
+        args[spoiled][1, 5, 2] = torch.nan
+        bad = wkv(*args, form=form).isnan()
+        assert bad[1, 5:, 2].all() and bad.sum() == 4
+
+
+# What torch adds.
+
+
+@every_form
+@pytest.mark.parametrize("N", [1, 5])
+def test_gradcheck(form, N):
+    args = draw(11, N, 2, leading=((2,), ()))
+    state = draw_state(2, (2,))
+
+    def run(k, v, w, u, *state):
+        state = WKVState(*state)
+        out, last = wkv(k, v, w, u, form=form, initial_state=state, return_state=True)
+        return invariants(out, last)
+
+    inputs = [x.requires_grad_() for x in (*args, *state)]
+    assert torch.autograd.gradcheck(run, inputs)
+    if N == 5:
+        assert torch.autograd.gradgradcheck(run, inputs)
+        loss = sum(x.square().sum() for x in run(*inputs))
+        assert all(g.any() for g in torch.autograd.grad(loss, inputs))
+
+
+@every_form
+def test_gradients_go_through_a_split(form):
+    k, v, w, u = (x.requires_grad_() for x in draw(12))
+    expected = torch.autograd.grad(wkv(k, v, w, u).square().sum(), (k, v, w, u))
+    head, state = wkv(k[:3], v[:3], w, u, form=form, return_state=True)
+    tail = wkv(k[3:], v[3:], w, u, form=form, initial_state=state)
+    found = torch.autograd.grad(torch.cat([head, tail]).square().sum(), (k, v, w, u))
+    for x, y in zip(found, expected, strict=True):
+        assert_close(x, y)
+
+
+@every_form
+def test_vmap_and_func(form):
+    k, v, w, u = draw(13, leading=((4,), (4,)))
+    expected = wkv(k, v, w, u)
+    each = torch.func.vmap(lambda k, v: wkv(k, v, w, u, form=form))
+    assert_close(each(k, v), expected)
+    rates = torch.stack([w, 2 * w])
+    both = torch.func.vmap(lambda w: wkv(k, v, w, u, form=form))(rates)
+    assert_close(both[1], wkv(k, v, 2 * w, u))
+
+    def loss(*args):
+        return wkv(*args, form=form).square().sum()
+
+    found = torch.func.grad(loss, argnums=(0, 1, 2, 3))(k, v, w, u)
+    leaves = [x.clone().requires_grad_() for x in (k, v, w, u)]
+    for x, y in zip(found, torch.autograd.grad(loss(*leaves), leaves), strict=True):
+        assert_close(x, y)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compile():
+    torch.compiler.reset()
+    compiled = torch.compile(wkv, fullgraph=True, backend="eager")
+    for N in (7, 9):  # the second time with a length that may vary
+        args = [x.requires_grad_() for x in draw(14, N)]
+        found = compiled(*args, return_state=True)
+        assert_result(found, numpy_wkv(args), torch.float64)
+        found[0].sum().backward()
+    state = WKVState(*(x.detach() for x in found[1]))
+    with torch.no_grad():
+        assert_close(compiled(*args, initial_state=state), wkv(*args, initial_state=state))
+
+
+def test_autocast_changes_nothing():
+    args = draw(15, dtype=torch.float32)
+    expected = wkv(*args)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(wkv(*args), expected)
+
+
+def test_meta_tensors():
+    args = [torch.empty(x.shape, device="meta") for x in draw(16, leading=((2,), (2,)))]
+    for form in FORMS:
+        out, state = wkv(*args, form=form, return_state=True)
+        assert out.shape == (2, 7, 3) and {x.shape for x in state} == {(2, 3)}
+        assert out.device.type == state.maximum.device.type == "meta"
+
+
+def test_parallel_needs_less_time_than_recurrent():
+    """Forward and backward at N = 1,024; it is about ten times as fast."""
+    args = [x.requires_grad_() for x in draw(17, 1024, 32, dtype=torch.float32)]
+    seconds = {form: [] for form in FORMS}
+    for _ in range(3):
+        for form in FORMS:
+            start = time.perf_counter()
+            wkv(*args, form=form).sum().backward()
+            seconds[form].append(time.perf_counter() - start)
+    assert min(seconds["parallel"]) < min(seconds["recurrent"]) / 2
+
+
+def test_parallel_keeps_no_number_for_each_pair_of_tokens():
+    """Nor one for each level of the scan: twice the tokens, twice the memory."""
+
+    def peak(N):
+        args = [x.requires_grad_() for x in draw(18, N, 16, dtype=torch.float32)]
+        return peak_bytes(lambda: wkv(*args, form="parallel").sum().backward())
+
+    assert peak(8192) < 2.4 * peak(4096) + 2**20
+
+
+# Errors.
+
+
+def refuses(error, message):
+    return pytest.raises(error, match="^" + re.escape(message))
+
+
+def test_what_is_refused():
+    k, v, w, u = draw(19)
+    state = draw_state()
+    with refuses(TypeError, "k must be a torch tensor, got ndarray."):
+        wkv(k.numpy(), v, w, u)
+    with refuses(TypeError, "decay must have the dtype of k, float64, got float32."):
+        wkv(k, v, w.float(), u)
+    with refuses(ValueError, "bonus must be on the device of k, cpu, got meta."):
+        wkv(k, v, w, u.to("meta"))
+    with refuses(ValueError, "v must have shape (..., N, D), (..., 7, 3), got (6, 3)."):
+        wkv(k, v[1:], w, u)
+    with refuses(ValueError, "decay must have shape (D), got (1, 3)."):
+        wkv(k, v, w[None], u)
+    for wrong in (0.0, -1.0, torch.inf):
+        with refuses(ValueError, f"decay must be positive and finite, got {wrong}."):
+            wkv(k, v, torch.tensor([1.0, wrong, 1.0]).double(), u)
+    with refuses(ValueError, "form must be None or one of 'recurrent', 'parallel', got 'scan'."):
+        wkv(k, v, w, u, form="scan")
+    with refuses(TypeError, "return_state must be True or False, got 1."):
+        wkv(k, v, w, u, return_state=1)
+    with refuses(TypeError, "initial_state must be a WKVState, got tuple."):
+        wkv(k, v, w, u, initial_state=tuple(state))
+    with refuses(ValueError, "maximum of initial_state must have shape (..., D), (..., 3), got"):
+        wkv(k, v, w, u, initial_state=state._replace(maximum=torch.zeros(2).double()))
+    with refuses(TypeError, "numerator of initial_state must have dtype float64, got float32."):
+        wkv(k, v, w, u, initial_state=state._replace(numerator=torch.zeros(3)))
+    with refuses(ValueError, "denominator of initial_state must be on the device of k, cpu, got"):
+        wkv(k, v, w, u, initial_state=state._replace(denominator=u.to("meta")))
+    assert wkv(k, v, w * torch.nan, u)[1:].isnan().all()  # NaN passes
