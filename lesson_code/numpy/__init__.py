@@ -14,6 +14,7 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
 
 11. AFT and RWKV-4: `aft_simple`, `aft_full`, `wkv`, `WKVState`, `token_shift`, `time_mix`,
     `channel_mix`
+14. The delta rule: `delta_rule`, `gated_delta_rule`
 15. One recurrence, many models: `family`, a module with every model as a row of one table
 """
 

@@ -13,7 +13,7 @@ the other columns and z for the last one, and in a write :math:`[v_t^\top\; 1]` 
 one appended. Where there is no fixed state, S is a list of tokens, and ``+`` appends.
 
 This is the definition, for one sequence in float64: no chunks, no running maximum, one token after
-the other. The functions of :mod:`lesson_code.numpy` compute the same, faster and safely.
+the other. The functions of `lesson_code.numpy` compute the same, faster and safely.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +71,7 @@ class Model:
     source : str
         The paper as the text writes it.
     function : str
-        Name of the same model in :mod:`lesson_code.numpy` and :mod:`lesson_code.torch`, if it has
+        Name of the same model in `lesson_code.numpy` and `lesson_code.torch`, if it has
         one.
     options : mapping
         Arguments for which that function computes this row.
@@ -116,7 +116,7 @@ class Model:
 
     @property
     def reads(self) -> str:
-        """When the model reads: "after" it has written its own token, or "before"."""
+        """Whether it reads "after" it has written its own token, or "before"."""
         return "before" if "t-1" in self.read.tex else "after"
 
 
@@ -146,6 +146,8 @@ def run(model: Model, *, initial_state: Any = None, **inputs: Any) -> tuple[NDAr
     ------
     TypeError
         If an input is missing or is none of the model's.
+    ValueError
+        If the tokens' inputs do not have the same number of positions.
 
     Notes
     -----
@@ -171,9 +173,13 @@ def run(model: Model, *, initial_state: Any = None, **inputs: Any) -> tuple[NDAr
         raise TypeError(
             f"{model.name} takes {', '.join(known)}; missing or unknown: {', '.join(wrong)}."
         )
+    lengths = {name: len(inputs[name]) for name in model.tokens}
+    N = lengths[model.tokens[0]]
+    if set(lengths.values()) != {N}:
+        raise ValueError(f"{model.name} takes tokens of one length, got {lengths}.")
     S = model.start(SimpleNamespace(**inputs)) if initial_state is None else initial_state
     outputs = []
-    for t in range(len(inputs[model.tokens[0]])):
+    for t in range(N):
         x = SimpleNamespace(**inputs | {name: inputs[name][t] for name in model.tokens})
         before = S
         S = model.transition(before, x) + model.write(x)
@@ -423,7 +429,7 @@ _ROWS = (
         source="Gu and Dao (2024)",
         function="selective_scan",
         tokens=("x", "delta", "B", "C"),
-        constants={"A": None, "D": None},
+        constants={"A": None, "D": 0.0},
         start=_zeros("x", "B"),
         transition=Part(
             r"e^{\operatorname{diag}(\Delta_t) A} \odot S_{t-1}",

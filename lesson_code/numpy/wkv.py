@@ -66,7 +66,7 @@ def wkv(
                        {\sum_{i<t} e^{k_i - (t-1-i) w} + e^{k_t + u}}
 
     The token before the current one carries no decay. The bonus is for the current token alone: it
-    enters the state as :math:`e^{k_t}`, without u.
+    enters the state as :math:`e^{k_t}`, without u (:eq:`eq-wkv-recurrence`).
 
     Parameters
     ----------

@@ -40,9 +40,8 @@ def projections(k: ArrayLike, v: ArrayLike, beta: ArrayLike) -> BookFigure:
         axes.annotate("", end, xytext=start, arrowprops=arrow | {"shrinkB": 0})
     axes.plot(*path.T, color=VERMILION, marker="o", linestyle="none")
     for t, state in enumerate(path):
-        axes.annotate(
-            f"$s_{t}$", state, xytext=(7, -13), textcoords="offset points", color=INK, fontsize=12
-        )
+        offset = (8, 4) if t == len(k) else (7, -13)
+        axes.annotate(f"$s_{t}$", state, xytext=offset, textcoords="offset points", color=INK)
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     axes.set(xlabel="first entry of $s$", ylabel="second entry of $s$")
     axes.axhline(0, color=GRAY, linewidth=0.8)

@@ -21,7 +21,8 @@ def memory_over_time(
     get a dotted line.
     """
     rows = -(-len(panels) // columns)
-    figure, axes = new_figure(columns, rows, width=5.6, height=2.75 * rows + 0.2)
+    figure, axes = new_figure(columns, rows, width=5.6, height=2.85 * rows + 0.2)
+    figure.get_layout_engine().set(h_pad=0.12)
     for panel, (name, values) in zip(axes.flat, panels.items(), strict=False):
         values = np.asarray(values)
         future = np.tril(np.ones(values.shape, bool), -1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.style import (
@@ -25,7 +25,7 @@ PLAIN, MEMORY, GATE = "white", "#d6e8f5", "#e3f1ec"
 
 @drawing
 def selection(x: ArrayLike, marked: Sequence[int], states: Mapping[str, ArrayLike]) -> BookFigure:
-    """Tokens above, the marked ones filled; below, states over the same tokens, named at the end."""
+    """Tokens above, the marked ones filled; below, named states over the same tokens."""
     figure, ((top,), (below,)) = new_figure(1, 2, height=4.2, sharex=True, sharey=True)
     x = np.asarray(x)
     t = np.arange(1, len(x) + 1)
@@ -38,8 +38,8 @@ def selection(x: ArrayLike, marked: Sequence[int], states: Mapping[str, ArrayLik
     for index, (name, state) in enumerate(states.items()):
         state = np.asarray(state)
         style = {"color": COLORS[index], "linestyle": DASHES[index]}
-        below.step(t, state, where="post", **style)
-        below.text(len(x) + 0.8, state[-1], name, color=COLORS[index], va="center")
+        below.step(t, state, where="post", label=name, **style)
+    below.legend(loc="lower right", bbox_to_anchor=(1, 0.96), ncols=2, borderaxespad=0)
     top.set(ylabel="$x_t$")
     below.set(xlabel="token t", ylabel="$h_t$", xlim=(0, len(x) + 0.6))
     for axes in (top, below):
@@ -66,7 +66,7 @@ def blocks() -> BookFigure:
         _box(axes, main, 2.0, "convolution, SiLU", PLAIN, 2.0)
         _box(axes, side, 2.0, "SiLU", GATE, 0.9)
         _arrow(axes, (side, 1.2), (side, 1.7))
-        axes.add_patch(Circle((main, 4.6), 0.18, fc="white", ec=INK, zorder=5))
+        axes.plot([main], [4.6], "o", markersize=18, mfc="white", mec=INK, zorder=5)
         axes.text(main, 4.6, "×", ha="center", va="center", zorder=6)
         axes.text(main, 7.0, "$y$", ha="center", va="center")
         _arrow(axes, (main, 6.3), (main, 6.8))

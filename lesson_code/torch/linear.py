@@ -376,11 +376,12 @@ def _masked(q, k, v, S, z):
 
 def _recurrent(q, k, v, S, z):
     numerators, denominators = [], []
-    for t in range(k.shape[-2]):
-        S = S + k[..., t, :, None] * v[..., t, None, :]
-        z = z + k[..., t, :]
-        numerators.append(q[..., t, None, :] @ S)  # (..., 1, M)
-        denominators.append((q[..., t, :] * z).sum(dim=-1, keepdim=True))
+    # unbind, as the gradient of each slice would be as large as q, k or v
+    for q_t, k_t, v_t in zip(*(x.unbind(dim=-2) for x in (q, k, v)), strict=True):
+        S = S + k_t[..., :, None] * v_t[..., None, :]
+        z = z + k_t
+        numerators.append(q_t[..., None, :] @ S)  # (..., 1, M)
+        denominators.append((q_t * z).sum(dim=-1, keepdim=True))
     if not numerators:
         return _masked(q, k, v, S, z)
     return torch.cat(numerators, dim=-2), torch.cat(denominators, dim=-1), S, z

@@ -71,7 +71,7 @@ def wkv(
                        {\sum_{i<t} e^{k_i - (t-1-i) w} + e^{k_t + u}}
 
     The token before the current one carries no decay. The bonus is for the current token alone: it
-    enters the state as :math:`e^{k_t}`, without u.
+    enters the state as :math:`e^{k_t}`, without u (:eq:`eq-wkv-recurrence`).
 
     Parameters
     ----------
@@ -86,8 +86,9 @@ def wkv(
         What is added to the key of the current token, u.
     form : str, optional
         "recurrent", a loop over the tokens with a running maximum (:eq:`eq-wkv-safe`), or
-        "parallel", a scan that joins neighbors, then pairs of pairs, in about 2 log2 N steps and
-        O(N D) memory. None takes "recurrent" for a single token, else "parallel".
+        "parallel", a scan that joins neighbors, then pairs of pairs (:eq:`eq-wkv-join`), in about
+        2 log2 N steps and O(N D) memory. None takes "recurrent" for a single token, else
+        "parallel".
     initial_state : WKVState, optional
         State before the first token. Its dtype is that of the input or the accumulation dtype.
     return_state : bool
@@ -162,8 +163,7 @@ def fading_mean(form, k, v, w, u, state):
 
 def _recurrent(k, v, w, u, state):
     outputs = []
-    for t in range(k.shape[-2]):
-        k_t, v_t = k[..., t, :], v[..., t, :]
+    for k_t, v_t in zip(k.unbind(dim=-2), v.unbind(dim=-2), strict=True):
         a, b, _ = _join(state, _token(u + k_t, v_t), 0)  # read: with the bonus, and no decay yet
         outputs.append(_divide(a, b))
         state = _join(state, _token(k_t, v_t), w)  # write: the past decays

@@ -122,6 +122,12 @@ def test_linear_attention_takes_other_maps(name):
     assert_close(out, ln.linear_attention(**inputs, feature_map=phi, **model.options))
 
 
+def test_mamba_may_lack_its_skip():
+    inputs = draw(MODELS["Mamba"])
+    del inputs["D"]
+    assert_close(run(MODELS["Mamba"], **inputs)[0], ln.selective_scan(**inputs))
+
+
 @every_model
 def test_a_sequence_can_be_split(model):
     inputs = draw(model)
@@ -539,6 +545,8 @@ def test_inputs_are_refused():
         run(MODELS["RetNet"], **inputs)
     with pytest.raises(TypeError, match="missing or unknown: decay, gamma"):
         run(MODELS["RetNet"], **inputs, gamma=0.5)
+    with pytest.raises(ValueError, match="tokens of one length, got {'q': 9, 'k': 8, 'v': 9}"):
+        run(MODELS["RetNet"], **inputs | {"k": inputs["k"][:8]}, decay=0.5)
 
 
 def test_a_row_of_ones_own():

@@ -156,7 +156,7 @@ class GatedDeltaNet(_DeltaMemory):
     .. math:: g_t = -e^{a} \operatorname{softplus}(w_g \cdot x_t + b)
 
     of each head, and that what is read and normalized is multiplied by a gate,
-    :math:`\mathrm{SiLU}(W_o^\top x_t)`, before the output projection.
+    :math:`\mathrm{SiLU}(W_G^\top x_t)`, before the output projection.
 
     Parameters
     ----------

@@ -55,7 +55,6 @@ MODULES = {
     "RWKV-4 time mix": lambda: RWKV4TimeMix(WIDTH),
     "RWKV-4 channel mix": lambda: RWKV4ChannelMix(WIDTH),
     "RWKV-4 block": lambda: RWKV4Block(WIDTH),
-    "RWKV-4 block, a later one": lambda: RWKV4Block(WIDTH, layer=2, num_layers=3),
     "gated": lambda: GatedLinearAttention(WIDTH, HEADS),
     "gated, odd head width": lambda: GatedLinearAttention(WIDTH, 4),
     "rwkv6": lambda: RWKV6TimeMix(WIDTH, HEADS),

@@ -1,0 +1,106 @@
+"""Figures of AFT and RWKV-4: blocks of a bias, weights that fade, and the block of both mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from numpy.typing import ArrayLike
+
+from lesson_code.plots.style import (
+    BLUE,
+    GRAY,
+    INK,
+    POSITIVE,
+    VERMILION,
+    BookFigure,
+    draw_matrix,
+    drawing,
+    new_figure,
+)  # fmt: skip
+
+
+@drawing
+def blocks(matrices: Mapping[str, ArrayLike], cut: int) -> BookFigure:
+    """Causal weights, a row for each query; framed is what queries from `cut` on see before it."""
+    figure, (panels,) = new_figure(len(matrices), width=6.0, height=3.2)
+    for axes, (title, weights) in zip(panels, matrices.items(), strict=True):
+        weights = np.asarray(weights)
+        N = len(weights)
+        hidden = np.triu(np.ones((N, N)), 1)
+        draw_matrix(axes, weights, title=title, numbers=False, hidden=hidden)
+        frame = {"fill": False, "edgecolor": VERMILION, "linewidth": 2.5}
+        axes.add_patch(Rectangle((-0.5, cut - 0.5), cut, N - cut, **frame))
+    return figure
+
+
+@drawing
+def weights_of_the_past(decay: ArrayLike, distance: int) -> BookFigure:
+    """e^{-(n-1) w}: a row for each channel, a column for each distance n, or for a few far ones."""
+    decay = np.asarray(decay)
+    n = np.unique(np.geomspace(1, distance, 50).round())
+    figure, ((axes,),) = new_figure(height=3.3)
+    edges = np.append(n, distance + 1) - 0.5, np.arange(len(decay) + 1) - 0.5
+    # Faces alone would leave hairlines between them.
+    image = axes.pcolormesh(
+        *edges,
+        np.exp(-(n - 1) * decay[:, None]),
+        cmap=POSITIVE,
+        vmin=0,
+        edgecolor="face",
+        linewidth=1.0,
+    )
+    half = 1 + np.log(2) / decay  # where a weight is 1/2
+    axes.plot(half, np.arange(len(decay)), color=VERMILION)
+    axes.text(half[0] * 0.97, 1.2, "half", color=VERMILION, ha="right", va="bottom")
+    axes.set(xlabel="distance in tokens", ylabel="channel", xscale="log", xlim=(0.9, distance))
+    axes.set_xticks([n for n in (1, 3, 10, 30, 100, 300, 1000) if n <= distance])
+    axes.get_xaxis().set_major_formatter("{x:.0f}")
+    axes.minorticks_off()
+    axes.grid(visible=False)
+    figure.colorbar(image, ax=axes, label="weight")
+    return figure
+
+
+@drawing
+def block() -> BookFigure:
+    """The block of RWKV-4 from the left to the right: two sublayers, each around a residual."""
+    figure, ((axes,),) = new_figure(height=2.9)
+    axes.set(xlim=(-0.4, 10.6), ylim=(-0.3, 4.1))
+    axes.set_axis_off()
+    for start, name, rows in (
+        (1.0, "time mix", ["norm 1", "token shift", "WKV, gate"]),
+        (6.0, "channel mix", ["norm 2", "token shift", "ReLU², gate"]),
+    ):
+        axes.add_patch(
+            Rectangle((start, 0.75), 3.1, 2.75, fill=False, edgecolor=GRAY, linestyle=(0, (3, 2)))
+        )
+        axes.text(start + 1.55, 3.58, name, ha="center", va="bottom", color=GRAY)
+        for i, row in enumerate(rows):
+            _box(axes, start + 0.25, 0.9 + 0.85 * i, row)
+            if i:
+                _arrow(axes, (start + 1.55, 0.65 + 0.85 * i), (start + 1.55, 0.9 + 0.85 * i))
+        middle = start + 1.55
+        _arrow(axes, (middle, 0.0), (middle, 0.9))
+        turn = start + 3.75
+        axes.plot([start + 2.85, turn], [2.93, 2.93], color=INK, linewidth=1.4)
+        _arrow(axes, (turn, 2.93), (turn, 0.2))
+        axes.text(turn, 0, "+", ha="center", va="center", fontsize=15, color=BLUE)
+    _arrow(axes, (0.0, 0), (4.55, 0))
+    _arrow(axes, (4.95, 0), (9.55, 0))
+    _arrow(axes, (9.95, 0), (10.4, 0))
+    axes.text(-0.1, 0, "x", ha="right", va="center")
+    axes.text(10.5, 0, "y", ha="left", va="center")
+    return figure
+
+
+def _box(axes: Axes, x: float, y: float, text: str) -> None:
+    axes.add_patch(Rectangle((x, y), 2.6, 0.6, facecolor="#e3eef8", edgecolor=BLUE))
+    axes.text(x + 1.3, y + 0.3, text, ha="center", va="center")
+
+
+def _arrow(axes: Axes, start: tuple, end: tuple) -> None:
+    style = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, start, arrowprops=style)
