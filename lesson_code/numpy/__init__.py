@@ -11,9 +11,10 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
    "recurrent" and "cumsum" (chapter 7: "scan" and "chunkwise")
 5. Feature maps: `elu_plus_one`, `relu`, `identity`, `exponential`, `polynomial`, `taylor`,
    `positive_random_features`
-
 11. AFT and RWKV-4: `aft_simple`, `aft_full`, `wkv`, `WKVState`, `token_shift`, `time_mix`,
     `channel_mix`
+12. Decay: `retention`, `retention_decays`
+13. Gates: `gated_linear_attention`, `rwkv6`, `selective_scan`, `state_space_dual`
 14. The delta rule: `delta_rule`, `gated_delta_rule`
 15. One recurrence, many models: `family`, a module with every model as a row of one table
 """

@@ -145,7 +145,7 @@ def run(model: Model, *, initial_state: Any = None, **inputs: Any) -> tuple[NDAr
     Raises
     ------
     TypeError
-        If an input is missing or is none of the model's.
+        If `model` is no Model, or an input is missing or is none of the model's.
     ValueError
         If the tokens' inputs do not have the same number of positions.
 
@@ -166,6 +166,8 @@ def run(model: Model, *, initial_state: Any = None, **inputs: Any) -> tuple[NDAr
     array([[52.5, 65. ],
            [65. , 80. ]])
     """
+    if not isinstance(model, Model):
+        raise TypeError(f"model must be a Model, such as a row of MODELS, got {model!r}.")
     known = (*model.tokens, *model.constants)
     inputs = {name: x for name, x in model.constants.items() if x is not None} | inputs
     wrong = sorted(set(known) ^ set(inputs))

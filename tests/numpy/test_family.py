@@ -541,6 +541,8 @@ def test_papers_are_in_the_bibliography():
 def test_inputs_are_refused():
     inputs = draw(MODELS["RetNet"])
     del inputs["decay"]
+    with pytest.raises(TypeError, match="^model must be a Model, .*, got 'RetNet'"):
+        run("RetNet")
     with pytest.raises(TypeError, match="^RetNet takes q, k, v, decay; missing or unknown: decay"):
         run(MODELS["RetNet"], **inputs)
     with pytest.raises(TypeError, match="missing or unknown: decay, gamma"):
