@@ -57,8 +57,8 @@ class SelectiveSSM(Mixer):
     .. math::
 
         u &= \mathrm{silu}(w * (x W_u)) \qquad z = x W_z \\
-        \Delta_t &= \mathrm{softplus}(u_t W_1 W_2 + b) \qquad
-        B_t = u_t W_B \qquad C_t = u_t W_C \\
+        \Delta_t &= \mathrm{softplus}(W_2^\top W_1^\top u_t + b) \qquad
+        B_t = W_B^\top u_t \qquad C_t = W_C^\top u_t \\
         y &= \left(\mathrm{scan}(u, \Delta, A, B, C, D) \circ \mathrm{silu}(z)\right) W_O
 
     with the scan of :eq:`eq-selective-scan` and :math:`A = -\exp(\text{log\_rate})`. `forward` and

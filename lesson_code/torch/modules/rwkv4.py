@@ -245,10 +245,11 @@ class RWKV4Block(Mixer):
 
     Examples
     --------
-    A model of two blocks for :class:`LanguageModel`:
+    Two of them in a :class:`LanguageModel`, which tells each its place:
 
-    >>> mixers = [lambda width, i=i: RWKV4Block(width, layer=i, num_layers=2) for i in range(2)]
-    >>> block = mixers[0](8)
+    >>> from lesson_code.torch.modules import LanguageModel
+    >>> model = LanguageModel(10, 8, mixers=[RWKV4Block, RWKV4Block])
+    >>> block = model.blocks[0]
     >>> x = torch.randn(1, 5, 8)
     >>> state = block.initial_state(1)
     >>> for x_t in x.unbind(dim=1):

@@ -36,7 +36,7 @@ class RWKV6TimeMix(Mixer):
     value, gate and decay each look at a mixture of x_t and x_{t-1} of their own, which depends on
     the token (:eq:`eq-rwkv6-mix`), and the decay depends on its mixture :math:`x^w`:
 
-    .. math:: \alpha_t = \exp(-\exp(w_0 + \tanh(x^w_t W_1) W_2))
+    .. math:: \alpha_t = \exp(-\exp(w_0 + W_2^\top \tanh(W_1^\top x^w_t)))
 
     What each head has read is normalized, multiplied by the SiLU of the gate, and mapped to the
     width F. `forward` and `step` are those of :class:`Mixer`; the state is an :class:`RWKV6State`.
@@ -62,8 +62,8 @@ class RWKV6TimeMix(Mixer):
     the current token, as in RWKV-4.
 
     The parameters: ``shares`` (5, F) are the :math:`\mu` of w, k, v, r and g, to which
-    each token adds :math:`\tanh(\bar x_t A) B`, with A = ``shares_down`` (F, 5·32) and B =
-    ``shares_up`` (5, 32, F), and a mixture :math:`\bar x_t` of its own, with the share
+    each token adds :math:`B^\top \tanh(A^\top \bar x_t)`, with A = ``shares_down`` (F, 5·32) and
+    B = ``shares_up`` (5, 32, F), and a mixture :math:`\bar x_t` of its own, with the share
     ``first_share`` (F,). ``decay_base`` (F,), ``decay_down`` (F, 64) and ``decay_up`` (64, F) are
     :math:`w_0`, :math:`W_1` and :math:`W_2`; the ranks 32 and 64 are at most F. ``bonus`` is
     (H, D). ``receptance``, ``key``, ``value``, ``gate`` and ``output`` are ``nn.Linear`` of F×F
