@@ -1,7 +1,6 @@
 """Retention, the memory of RetNet: all that it holds fades at one rate."""
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from lesson_code import _arguments
 from lesson_code.numpy._memory import initial_memory
@@ -12,7 +11,7 @@ def retention(
     q: Array,
     k: Array,
     v: Array,
-    decay: ArrayLike,
+    decay: float | Array,
     *,
     form: str | None = None,
     chunk_size: int = 64,

@@ -110,7 +110,7 @@ def wkv(
     No exponential overflows: each is of a difference to the largest exponent (keys below -1e38
     count as -inf). NaN reaches the outputs that depend on it, later ones of its own channel and
     sequence; in "parallel", one in a value reaches earlier ones as well, as 0 * NaN is NaN. A zero
-    key has weight: pad with keys of -inf.
+    key has weight: pad with keys of -inf, and at the front, as each token fades what came before.
 
     References
     ----------

@@ -61,39 +61,41 @@ def _chunkwise(q, k, v, log_decay, S, bonus, chunk_size):
     own = (q * k if bonus is None else q * bonus[..., None, :] * k).sum(dim=-1, keepdim=True) * v
     N = k.shape[-2]
     q, k, v, g = (chunks.split(x, chunk_size) for x in (q, k, v, log_decay))  # (..., n, L, ·)
-    through = chunks.sums_through(g)
-    before = through if bonus is None else chunks.sums_before(g)  # decay from the chunk's start
-
-    writes = (k * chunks.sums_after(g).exp()).mT @ v  # (..., n, C, M)
-    decays = through[..., -1, :, None].exp()  # (..., n, C or 1, 1)
-    starts, S = chunks.carry(S, decays, writes, torch.mul)
-
     if bonus is None and g.shape[-1] == 1:
         A = (q @ k.mT * chunks.decays_between(g)).tril(-1)  # (..., n, L, L)
+        through = chunks.sums_through(g)
+        q, k = q * through.exp(), k * chunks.sums_after(g).exp()
+        decays = through[..., -1:, :].exp()  # (..., n, 1, 1)
     else:
-        A = _earlier_tokens(q, k, g, read_first=bonus is not None)
-    return chunks.merge((q * before.exp()) @ starts + A @ v, N) + own, S
+        A, q, k, decays = _by_halves(q, k, g, read_first=bonus is not None)
+    starts, S = chunks.carry(S, decays.mT, k.mT @ v, torch.mul)
+    return chunks.merge(q @ starts + A @ v, N) + own, S
 
 
-def _earlier_tokens(q, k, g, read_first):
-    """Weights of a chunk's earlier tokens, below the diagonal: (..., L, L), in log2(L) levels.
+def _by_halves(q, k, g, read_first):
+    """Weights A (..., L, L) of a chunk's earlier tokens, and what leads into and out of the chunk:
+    q decayed from its start, k decayed to its end, and the decays (..., 1, C) from start to end.
 
-    The second half of a chunk sees the first through a matrix product, both sides decayed to the
-    middle, which is after every key and before every query: no exponent is above 0. Inside each
-    half, the same again.
+    From blocks of one token to blocks of two, of four, and so on. The second half of a block sees
+    the first through a matrix product, both sides decayed to the middle, which is after every key
+    and before every query: no exponent is above 0.
     """
-    leading = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], g.shape[:-2])
-    q, k, g = (x.expand(*leading, *x.shape[-2:]) for x in (q, k, g))
     L = q.shape[-2]
-    if L == 1:
-        return q.new_zeros(*leading, 1, 1)
-    if L % 2:
-        q, k, g = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (q, k, g))
-        return _earlier_tokens(q, k, g, read_first)[..., :L, :L]
-    q, k, g = (x.unflatten(-2, (2, L // 2)) for x in (q, k, g))
-    (_, q_late), (k_early, _), (g_early, g_late) = (x.unbind(-3) for x in (q, k, g))
-    to_query = chunks.sums_before(g_late) if read_first else chunks.sums_through(g_late)
-    late = (q_late * to_query.exp()) @ (k_early * chunks.sums_after(g_early).exp()).mT
-    first, second = _earlier_tokens(q, k, g, read_first).unbind(-3)  # inside the halves
-    upper = torch.cat([first, torch.zeros_like(late)], dim=-1)
-    return torch.cat([upper, torch.cat([late, second], dim=-1)], dim=-2)
+    size = 1 << (L - 1).bit_length()  # a power of two
+    q, k, g = (chunks.pad(x, size) for x in (q, k, g))
+    shared = torch.broadcast_shapes(k.shape[:-1], g.shape[:-1])
+    k, g = k.expand(*shared, -1), g.expand(*shared, -1)
+    q = (q if read_first else q * g.exp()).expand(*torch.broadcast_shapes(q.shape[:-1], shared), -1)
+    q, k, g = (x[..., None, :] for x in (q, k, g))  # blocks of one: (..., size, 1, C)
+    A = torch.zeros_like(q[..., :1])
+    while A.shape[-3] > 1:
+        halves = (x.unflatten(-3, (-1, 2)).unbind(-3) for x in (q, k, g, A))
+        (q, q_late), (k, k_late), (g, g_late), (A, A_late) = halves
+        late = q_late @ k.mT
+        A = torch.cat([A, torch.zeros_like(late)], dim=-1)
+        A = torch.cat([A, torch.cat([late, A_late], dim=-1)], dim=-2)
+        q = torch.cat([q, q_late * g.exp()], dim=-2)
+        k = torch.cat([k * g_late.exp(), k_late], dim=-2)
+        g = g + g_late  # of a block: (..., 1, C)
+    A, q, k, g = (x[..., 0, :, :] for x in (A, q, k, g))
+    return A[..., :L, :L], q[..., :L, :], k[..., :L, :], g.exp()

@@ -10,10 +10,14 @@ from torch import Tensor
 
 def split(x: Tensor, chunk_size: int) -> Tensor:
     """(..., N, C) -> (..., n, L, C), padded with zeros, which change nothing that is remembered."""
-    N = x.shape[-2]
-    n = -(-N // chunk_size)
-    x = torch.nn.functional.pad(x, (0, 0, 0, n * chunk_size - N))
-    return x.unflatten(-2, (n, chunk_size))
+    n = -(-x.shape[-2] // chunk_size)
+    return pad(x, n * chunk_size).unflatten(-2, (n, chunk_size))
+
+
+def pad(x: Tensor, N: int) -> Tensor:
+    """The rows of x, followed by zeros up to N rows."""
+    missing = N - x.shape[-2]
+    return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x  # else a copy
 
 
 def merge(x: Tensor, N: int) -> Tensor:

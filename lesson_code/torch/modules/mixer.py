@@ -91,7 +91,7 @@ class Mixer(nn.Module):
         Raises
         ------
         TypeError
-            If `x` is no tensor of floats, or `state` not of this module's kind.
+            If `x` is no tensor of the parameters' dtype, or `state` not of this module's kind.
         ValueError
             If `x` is not (B, N, F), or `state` does not fit it.
         """
@@ -120,7 +120,7 @@ class Mixer(nn.Module):
         Raises
         ------
         TypeError
-            If `x_t` is no tensor of floats, or `state` not of this module's kind.
+            If `x_t` is no tensor of the parameters' dtype, or `state` not of this module's kind.
         ValueError
             If `x_t` is not (B, F), or `state` does not fit it.
         """
@@ -167,3 +167,6 @@ class Mixer(nn.Module):
             raise ValueError(
                 f"{name} must have shape ({leading}, {self.width}), got {tuple(x.shape)}."
             )
+        own = next((p.dtype for p in self.parameters()), x.dtype)
+        if x.dtype != own and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"{name} must have the dtype of the parameters, {own}, got {x.dtype}.")

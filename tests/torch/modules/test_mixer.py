@@ -398,6 +398,10 @@ def test_arguments_are_refused(name):
             module(x[..., :-1])
         with refuses(ValueError, "x_t must have shape (B, 12), got (2, 11)."):
             module.step(x[:, 0, :-1], state)
+        with refuses(TypeError, "x must have the dtype of the parameters, torch.float64, got"):
+            module(x.float())
+        with refuses(TypeError, "x_t must have the dtype of the parameters, torch.float64, got"):
+            module.step(x[:, 0].float(), state)
     with refuses(TypeError, "return_state must be True or False, got 'no'."):
         module(x, return_state="no")
     for wrong in (None, 3, {"S": 0}):
