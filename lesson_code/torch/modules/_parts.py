@@ -26,15 +26,13 @@ def check_state(state, kind: type, B: int, H: int) -> None:
             )
 
 
-def check_rows(state, kind: type, B: int, F: int) -> None:
-    """Refuse all but a NamedTuple of one kind whose tensors are (B, F)."""
+def check_shapes(state, kind: type, *shapes: tuple[int, ...]) -> None:
+    """Refuse all but a NamedTuple of one kind whose tensors have these shapes."""
     if not isinstance(state, kind):
         raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}.")
-    for name, array in zip(kind._fields, state, strict=True):
-        if array.shape != (B, F):
-            raise ValueError(
-                f"{name} of state must have shape ({B}, {F}), got {tuple(array.shape)}."
-            )
+    for name, array, shape in zip(kind._fields, state, shapes, strict=True):
+        if array.shape != shape:
+            raise ValueError(f"{name} of state must have shape {shape}, got {tuple(array.shape)}.")
 
 
 def split_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:

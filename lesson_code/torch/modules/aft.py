@@ -3,7 +3,7 @@
 from torch import nn
 
 from lesson_code.torch._precision import accumulate, full_precision
-from lesson_code.torch.modules._parts import check_rows
+from lesson_code.torch.modules._parts import check_shapes
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.wkv import WKVState, begin, fading_mean
 
@@ -58,7 +58,7 @@ class AFTSimple(Mixer):
 
     def mix(self, x, state):
         if state is not None:
-            check_rows(state, WKVState, len(x), self.width)
+            check_shapes(state, WKVState, *[(len(x), self.width)] * 3)
         q, k, v = accumulate(self.query(x), self.key(x), self.value(x))
         state = begin(state, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):

@@ -10,7 +10,13 @@ from torch.nn.functional import silu, softplus
 from lesson_code import _arguments
 from lesson_code.torch._precision import accumulate
 from lesson_code.torch.delta import delta_rule, gated_delta_rule
-from lesson_code.torch.modules._parts import HeadNorm, ShortConvolution, check_heads, split_heads
+from lesson_code.torch.modules._parts import (
+    HeadNorm,
+    ShortConvolution,
+    check_heads,
+    check_shapes,
+    split_heads,
+)
 from lesson_code.torch.modules.mixer import Mixer
 
 
@@ -46,7 +52,11 @@ class _DeltaMemory(Mixer):
         self.output = nn.Linear(width, width, bias=False)
 
     def mix(self, x, state):
-        tail, S = (None, None) if state is None else self._checked(state, len(x))
+        B, H, D = len(x), self.num_heads, self.width // self.num_heads
+        if state is not None:
+            tail_shape = B, self.convolution.size - 1, 3 * self.width
+            check_shapes(state, DeltaNetState, tail_shape, (B, H, D, D))
+        tail, S = state or (None, None)
         projected = torch.cat([self.query(x), self.key(x), self.value(x)], dim=-1)
         convolved, tail = self.convolution(projected, tail)
         q, k, v = (split_heads(y, self.num_heads) for y in convolved.chunk(3, dim=-1))
@@ -63,22 +73,6 @@ class _DeltaMemory(Mixer):
     def _after_read(self, read, x):
         """The output for x (B, N, F) and what its heads have read (B, N, H, M), not yet rounded."""
         raise NotImplementedError
-
-    def _checked(self, state, B):
-        """Refuse all but a DeltaNetState of B sequences."""
-        if not isinstance(state, DeltaNetState):
-            raise TypeError(f"state must be a DeltaNetState, got {type(state).__name__}.")
-        D = self.width // self.num_heads
-        expected = DeltaNetState(
-            (B, self.convolution.size - 1, 3 * self.width), (B, self.num_heads, D, D)
-        )
-        for name, tensor, shape in zip(state._fields, state, expected, strict=True):
-            if tensor.shape != shape:
-                raise ValueError(
-                    f"{name} of state must have shape {shape} for {B} sequences, "
-                    f"got {tuple(tensor.shape)}."
-                )
-        return state
 
 
 class DeltaNet(_DeltaMemory):

@@ -12,6 +12,7 @@ from lesson_code.torch.mamba import selective_scan, state_space_dual
 from lesson_code.torch.modules._parts import (
     ShortConvolution,
     check_heads,
+    check_shapes,
     merge_heads,
     split_heads,
 )
@@ -126,7 +127,9 @@ class SelectiveSSM(Mixer):
         self, x: torch.Tensor, state: SelectiveSSMState | None
     ) -> tuple[torch.Tensor, SelectiveSSMState]:
         E, K = self.inner_width, self.state_width
-        tail, h = _pieces(state, SelectiveSSMState, tail=(len(x), 3, E), h=(len(x), E, K))
+        if state is not None:
+            check_shapes(state, SelectiveSSMState, (len(x), 3, E), (len(x), E, K))
+        tail, h = state or (None, None)
         u, z = self.input(x).chunk(2, dim=-1)  # (B, N, E)
         u, tail = self.convolution(u, tail)
         low, B, C = self.select(u).split([self.rank, K, K], dim=-1)
@@ -218,8 +221,10 @@ class StateSpaceDual(Mixer):
         self, x: torch.Tensor, state: StateSpaceDualState | None
     ) -> tuple[torch.Tensor, StateSpaceDualState]:
         H, E, K = self.num_heads, self.inner_width, self.state_width
-        tail, S = (len(x), 3, E + 2 * K), (len(x), H, K, E // H)
-        tail, S = _pieces(state, StateSpaceDualState, tail=tail, S=S)
+        if state is not None:
+            tail_shape = len(x), 3, E + 2 * K
+            check_shapes(state, StateSpaceDualState, tail_shape, (len(x), H, K, E // H))
+        tail, S = state or (None, None)
         z, uBC, delta = self.input(x).split([E, E + 2 * K, H], dim=-1)
         uBC, tail = self.convolution(uBC, tail)
         u, B, C = uBC.split([E, K, K], dim=-1)
@@ -243,15 +248,3 @@ def _bias_of_steps(size):
     """Numbers whose softplus is between 0.001 and 0.1, evenly on a logarithmic scale."""
     steps = torch.empty(size).uniform_(math.log(0.001), math.log(0.1)).exp()
     return steps + (-torch.expm1(-steps)).log()
-
-
-def _pieces(state, kind, **shapes):
-    """The two pieces of a state, checked: None where there is no state yet."""
-    if state is None:
-        return None, None
-    if not isinstance(state, kind):
-        raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}.")
-    for (name, shape), piece in zip(shapes.items(), state, strict=True):
-        if piece.shape != shape:
-            raise ValueError(f"{name} of state must have shape {shape}, got {tuple(piece.shape)}.")
-    return state

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lesson_code.torch._precision import accumulate
-from lesson_code.torch.modules._parts import check_heads, split_heads
+from lesson_code.torch.modules._parts import check_heads, check_shapes, split_heads
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.retention import retention
 
@@ -108,7 +108,7 @@ class Retention(Mixer):
         q, k, v = accumulate(q, k, v)
         if state is None:
             state = RetentionState(q.new_zeros(B, self.num_heads, D, D), q.new_zeros(B))
-        _check_state(state, B, self.num_heads)
+        check_shapes(state, RetentionState, (B, self.num_heads, D, D), (B,))
         start = state.position.to(q.dtype)
         position = start[:, None] + torch.arange(N, dtype=q.dtype, device=x.device)  # (B, N)
         read, S = retention(
@@ -135,20 +135,3 @@ def _rotate(x, position):
         [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1
     )
     return torch.cat([turned.flatten(-2), x[..., 2 * planes :]], dim=-1)
-
-
-def _check_state(state, B, H):
-    """Refuse all but a RetentionState of B sequences and H heads."""
-    if not isinstance(state, RetentionState):
-        raise TypeError(f"state must be a RetentionState, got {type(state).__name__}.")
-    S, position = state
-    if S.shape[:2] != (B, H):
-        raise ValueError(
-            f"S of state must have shape ({B}, {H}, ...) for {B} sequences and {H} heads, "
-            f"got {tuple(S.shape)}."
-        )
-    if position.shape != (B,):
-        raise ValueError(
-            f"position of state must have shape ({B},) for {B} sequences, "
-            f"got {tuple(position.shape)}."
-        )

@@ -8,7 +8,7 @@ from torch import nn
 
 from lesson_code import _arguments
 from lesson_code.torch._precision import accumulate, full_precision
-from lesson_code.torch.modules._parts import check_rows
+from lesson_code.torch.modules._parts import check_shapes
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.rwkv4 import shifted
 from lesson_code.torch.wkv import WKVState, begin, fading_mean
@@ -124,7 +124,7 @@ class RWKV4TimeMix(Mixer):
 
     def mix(self, x, state):
         if state is not None:
-            check_rows(state, RWKV4State, len(x), self.width)
+            check_shapes(state, RWKV4State, *[(len(x), self.width)] * 4)
         last, memory = (_zeros_before(x), None) if state is None else _split(state)
         k = self.key(shifted(x, last, self.mix_key))
         v = self.value(shifted(x, last, self.mix_value))
@@ -271,7 +271,7 @@ class RWKV4Block(Mixer):
     def mix(self, x, state):
         time_state = channel_state = None
         if state is not None:
-            check_rows(state, RWKV4BlockState, len(x), self.width)
+            check_shapes(state, RWKV4BlockState, *[(len(x), self.width)] * 5)
             time_state, channel_state = RWKV4State(*state[:-1]), state.channel_last
         if self.norm_0 is not None:
             x = self.norm_0(x)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lesson_code.torch._precision import accumulate
-from lesson_code.torch.modules._parts import check_heads, split_heads
+from lesson_code.torch.modules._parts import check_heads, check_shapes, split_heads
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.rwkv6 import rwkv6
 
@@ -128,7 +128,7 @@ class RWKV6TimeMix(Mixer):
         if state is None:
             (like,) = accumulate(x)
             state = RWKV6State(x.new_zeros(B, self.width), like.new_zeros(B, H, D, D))
-        self._check_state(state, B)
+        check_shapes(state, RWKV6State, (B, self.width), (B, H, D, D))
         with_last = torch.cat([state.last[:, None].to(x.dtype), x], dim=1)  # (B, 1 + N, F)
         x_w, x_k, x_v, x_r, x_g = self._mixtures(x, with_last[:, :-1] - x)
 
@@ -150,16 +150,3 @@ class RWKV6TimeMix(Mixer):
         moves = torch.tanh(first @ self.shares_down).unflatten(-1, (MIXED, -1))  # (B, N, 5, R)
         shares = self.shares + torch.einsum("bnmr,mrf->bnmf", moves, self.shares_up)
         return (x[..., None, :] + change[..., None, :] * shares).unbind(dim=-2)
-
-    def _check_state(self, state, B):
-        if not isinstance(state, RWKV6State):
-            raise TypeError(f"state must be an RWKV6State, got {type(state).__name__}.")
-        H, D = self.num_heads, self.width // self.num_heads
-        for name, array, expected in (
-            ("last", state.last, (B, self.width)),
-            ("S", state.S, (B, H, D, D)),
-        ):
-            if array.shape != expected:
-                raise ValueError(
-                    f"{name} of state must have shape {expected}, got {tuple(array.shape)}."
-                )

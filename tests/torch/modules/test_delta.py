@@ -161,9 +161,9 @@ def test_arguments_are_refused(kind):
     _, (tail, S) = module(x, return_state=True)
     with refuses(TypeError, "state must be a DeltaNetState, got tuple."):
         module(x, state=(tail, S))
-    message = "tail of state must have shape (2, 3, 36) for 2 sequences, got (2, 2, 36)."
+    message = "tail of state must have shape (2, 3, 36), got (2, 2, 36)."
     with refuses(ValueError, message):
         module(x, state=DeltaNetState(tail[:, 1:], S))
-    message = "S of state must have shape (2, 3, 4, 4) for 2 sequences, got (1, 3, 4, 4)."
+    message = "S of state must have shape (2, 3, 4, 4), got (1, 3, 4, 4)."
     with refuses(ValueError, message):
         module.step(x[:, 0], DeltaNetState(tail, S[:1]))

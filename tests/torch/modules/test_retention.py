@@ -153,10 +153,10 @@ def test_states_that_do_not_fit_are_refused():
                 call(wrong)
         for wrong in (Retention(12, 4).initial_state(2), module.initial_state(1)):
             with pytest.raises(
-                ValueError, match=r"^S of state must have shape \(2, 3, \.\.\.\) fo"
+                ValueError, match=r"^S of state must have shape \(2, 3, 4, 4\), got"
             ):
                 call(wrong)
-        with pytest.raises(ValueError, match=r"^position of state must have shape \(2,\) for 2"):
+        with pytest.raises(ValueError, match=r"^position of state must have shape \(2,\), got"):
             call(good._replace(position=good.position[:1]))
-        with pytest.raises(ValueError, match=r"^initial_state must have shape \(\.\.\., D, M\)"):
+        with pytest.raises(ValueError, match=r"^S of state must have shape \(2, 3, 4, 4\), got"):
             call(Retention(24, 3).initial_state(2))

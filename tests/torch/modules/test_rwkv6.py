@@ -129,7 +129,7 @@ def test_states_are_refused():
     module, x = make(), torch.zeros(2, 5, WIDTH, dtype=torch.float64)
     last, S = module.initial_state(2)
     for state, error, message in (
-        ((last, S), TypeError, "state must be an RWKV6State, got tuple"),
+        ((last, S), TypeError, "state must be a RWKV6State, got tuple"),
         (RWKV6State(last[:1], S), ValueError, r"last of state must have shape \(2, 12\), got \(1,"),
         (
             RWKV6State(last, S[:1]),
