@@ -131,7 +131,7 @@ def run(model: Model, *, initial_state: Any = None, **inputs: Any) -> tuple[NDAr
         A row of `MODELS`, or one of your own.
     initial_state : optional
         The state that another call returned; the model's own start where it is None.
-    **inputs
+    inputs
         Arrays by name: those in ``model.tokens`` with the positions on their first axis, and
         ``model.constants``. A single sequence, without leading dimensions.
 
@@ -197,7 +197,7 @@ def table(*columns: str, models: Sequence[Model] | None = None) -> str:
 
     Parameters
     ----------
-    *columns : str
+    columns : str
         Of `COLUMNS`; all of them by default. The name of the model stands in front.
     models : sequence of Model, optional
         The rows; those of `MODELS` by default.
