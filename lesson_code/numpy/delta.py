@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from lesson_code import _arguments
 from lesson_code.numpy._memory import initial_memory
+from lesson_code.numpy.gated import _decays_between
 from lesson_code.numpy.softmax import _accumulate
 
 Array = NDArray[np.floating]
@@ -261,7 +262,7 @@ def _gated_chunkwise(q, k, v, beta, g, S, chunk_size):
         chunk = slice(start, start + chunk_size)
         Q, K, V, b, g_chunk = (x[..., chunk, :] for x in (q, k, v, beta, g))
         decay = np.exp(np.cumsum(g_chunk, axis=-2))  # (..., L, 1), from the chunk's start
-        between = _decays_between(g_chunk)  # (..., L, L)
+        between = _decays_between(g_chunk)[..., 0]  # (..., L, L)
         A = np.tril(b * (K @ _transposed(K)) * between, -1)
         U = _solve(A, b * V)
         W = _solve(A, b * decay * K)
@@ -278,13 +279,6 @@ def _solve(A, b):
     for t in range(1, A.shape[-1]):
         x[..., t, None, :] -= A[..., t, None, :t] @ x[..., :t, :]
     return x
-
-
-def _decays_between(g):
-    """Entry [t, j] is exp(g_{j+1} + ... + g_t), 0 where j > t: (..., L, 1) -> (..., L, L)."""
-    L = g.shape[-2]
-    terms = np.tril(np.broadcast_to(g, (*g.shape[:-1], L)), -1)  # row i of column j: g_i if i > j
-    return np.exp(np.where(np.tri(L, dtype=bool), terms.cumsum(axis=-2), -np.inf))
 
 
 def _transposed(x):

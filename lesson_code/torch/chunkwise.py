@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from lesson_code.torch import feature_maps
+from lesson_code.torch._operators import fold, once_differentiable
 from lesson_code.torch._precision import full_precision
 
 
@@ -241,27 +242,14 @@ def _(grad_out, grad_S, grad_z, q, k, v, S, z, *rest):
     )
 
 
-def _fold(operator):
-    """The rule by which vmap calls an operator: the mapped axis becomes part of the axis G."""
-
-    def rule(info, in_dims, *args):
-        def fold(x, dim):
-            if not isinstance(x, Tensor):
-                return x
-            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            return x.flatten(0, 1)
-
-        out = operator(*map(fold, args, in_dims))
-        out = tuple(
-            x.unflatten(0, (info.batch_size, len(x) // max(info.batch_size, 1))) for x in out
-        )
-        return out, (0,) * len(out)
-
-    return rule
+_chunkwise.register_vmap(fold(_chunkwise))
+_chunkwise_backward.register_vmap(fold(_chunkwise_backward))
 
 
-_chunkwise.register_vmap(_fold(_chunkwise))
-_chunkwise_backward.register_vmap(_fold(_chunkwise_backward))
+_backward_once = once_differentiable(
+    _chunkwise_backward,
+    'form "chunkwise" can be differentiated once, in reverse mode: for more take "masked".',
+)
 
 
 class _Chunkwise(torch.autograd.Function):
@@ -286,31 +274,8 @@ class _Chunkwise(torch.autograd.Function):
         if torch.compiler.is_compiling():  # which traces no Function inside a Function
             gradients = _chunkwise_backward(*arguments)
         else:
-            gradients = _OnceDifferentiable.apply(*arguments)
+            gradients = _backward_once(*arguments)
         return (*gradients, None, None, None)
-
-
-class _OnceDifferentiable(torch.autograd.Function):
-    """`_chunkwise_backward`, with an error as its derivative.
-
-    Without this ``torch.func`` takes it for a constant, and its derivative for 0.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*args):
-        return _chunkwise_backward(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(
-            'form "chunkwise" can be differentiated once, in reverse mode: for more take "masked".'
-        )
 
 
 def _segments(q, chunk_size):

@@ -22,8 +22,8 @@ import math
 import torch
 from torch import Tensor
 
+from lesson_code.torch._operators import fold, once_differentiable
 from lesson_code.torch._precision import full_precision
-from lesson_code.torch.chunkwise import _fold
 
 # Numbers h in a segment, and the fewest positions: it bounds how many states are kept.
 SEGMENT, FEWEST = 2**19, 16
@@ -133,8 +133,14 @@ def _(dy, dh_end, w, delta, A, B, C, starts, length):
     )
 
 
-_scan.register_vmap(_fold(_scan))
-_scan_backward.register_vmap(_fold(_scan_backward))
+_scan.register_vmap(fold(_scan))
+_scan_backward.register_vmap(fold(_scan_backward))
+
+
+_backward_once = once_differentiable(
+    _scan_backward,
+    'form "scan" can be differentiated once, in reverse mode: for more take "recurrent".',
+)
 
 
 class _Scan(torch.autograd.Function):
@@ -158,27 +164,7 @@ class _Scan(torch.autograd.Function):
         arguments = (dy, dh_end, *ctx.saved_tensors, ctx.length)
         if torch.compiler.is_compiling():  # which traces no Function inside a Function
             return (*_scan_backward(*arguments), None)
-        return (*_OnceDifferentiable.apply(*arguments), None)
-
-
-class _OnceDifferentiable(torch.autograd.Function):
-    """`_scan_backward`, with an error as its derivative, which torch.func would take for 0."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*args):
-        return _scan_backward(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise RuntimeError(
-            'form "scan" can be differentiated once, in reverse mode: for more take "recurrent".'
-        )
+        return (*_backward_once(*arguments), None)
 
 
 def _segments(x, length):
