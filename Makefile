@@ -4,7 +4,7 @@
 
 BIN := .venv/bin
 
-.PHONY: book serve test test-colab execute bench clean
+.PHONY: book serve test test-colab execute bench bench-gpu clean
 
 # A failed build is removed: built again, unchanged pages would not repeat their warnings.
 book: .venv/ready _build/code
@@ -33,6 +33,11 @@ bench: .venv/ready
 	"$(BIN)"/python benchmarks/decoding.py
 	"$(BIN)"/python benchmarks/scans.py
 	"$(BIN)"/python benchmarks/family.py
+	"$(BIN)"/python benchmarks/registers.py
+
+# Measures the kernels, on a machine with a GPU.
+bench-gpu: .venv/ready
+	"$(BIN)"/python benchmarks/kernels.py
 
 clean:
 	rm -rf .venv _build
@@ -41,5 +46,5 @@ clean:
 	@sh tools/venv.sh "$(PYTHON)"
 
 # Executed notebooks are kept, keyed by their cells. When the code they import changes, they run again.
-_build/code: $(shell find lesson_code -name '*.py') requirements.txt
+_build/code: $(shell find lesson_code -name '*.py' -o -name '*.cu' -o -name '*.h') requirements.txt
 	@rm -rf _build && mkdir -p _build && touch $@

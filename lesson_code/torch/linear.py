@@ -202,6 +202,7 @@ def linear_attention(
     causal: bool = False,
     normalize: bool = True,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: LinearAttentionState | None = None,
     return_state: bool = False,
@@ -240,6 +241,10 @@ def linear_attention(
         associative prefix scan in log2 N steps) or "chunkwise" (:eq:`eq-chunkwise`, masked inside a
         chunk, a state between chunks). None takes the fastest: "quadratic" or "linear", whichever
         multiplies less; "masked" in a single chunk, "chunkwise" in several.
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.causal_scan` (:ref:`their chapter <ch-cuda>`), for causal attention
+        over CUDA tensors. They choose how to compute it by themselves, so `form` must be None.
     chunk_size : int
         Tokens in a chunk of "chunkwise". It need not divide N.
     initial_state : LinearAttentionState, optional
@@ -268,7 +273,10 @@ def linear_attention(
     ValueError
         If the shapes or devices do not fit together, `feature_map` returns anything but a tensor of
         floats (..., C), `form` is unknown or does not go with `causal`, `chunk_size` is below 1, or
-        a state is passed or asked for with ``causal=False``.
+        a state is passed or asked for with ``causal=False``; if `backend` is unknown, or is "cupy"
+        without ``causal=True``, with a `form`, or for tensors that are not on a GPU.
+    ImportError
+        If `backend` is "cupy" and CuPy is not installed.
 
     Notes
     -----
@@ -323,6 +331,9 @@ def linear_attention(
     elif initial_state is not None or return_state:
         name = "return_state" if initial_state is None else "initial_state"
         raise ValueError(f"{name} needs causal=True, got {causal=}.")
+    if _on_kernels(backend, causal, form, q):
+        options = (feature_map, normalize, initial_state, return_state)
+        return _by_kernels(q, k, v, *options)
     if causal and form is None:
         form = "masked" if k.shape[-2] <= chunk_size else "chunkwise"
 
@@ -349,6 +360,39 @@ def linear_attention(
             out = _divide(numerator, denominator[..., None]) if normalize else numerator
     out = out.to(dtype)
     return (out, LinearAttentionState(S, z)) if return_state else out
+
+
+def _on_kernels(backend, causal, form, q) -> bool:
+    """Whether the CUDA kernels are asked for; an error where they cannot serve."""
+    if backend not in (None, "torch", "cupy"):
+        raise ValueError(f"backend must be None, 'torch' or 'cupy', got {backend!r}.")
+    if backend == "cupy":
+        if not causal:
+            raise ValueError(f"backend='cupy' needs causal=True, got {causal=}.")
+        if form is not None:
+            raise ValueError(f"form must be None when backend='cupy', got {form!r}.")
+        if q.device.type != "cuda":
+            raise ValueError(f"backend='cupy' needs tensors on a GPU, got q on {q.device}.")
+    return backend == "cupy"
+
+
+def _by_kernels(q, k, v, feature_map, normalize, initial_state, return_state, device="cuda"):
+    from lesson_code.cupy import causal_scan
+
+    dtype = q.dtype
+    with full_precision(q):
+        q, k = (_features(feature_map, x).to(dtype) for x in accumulate(q, k))
+    width = "one width C for q and k"
+    _arguments.check_same("feature_map", k.shape[-1], width, q.shape[-1])
+    return causal_scan(
+        q,
+        k,
+        v,
+        normalize=normalize,
+        initial_state=initial_state,
+        return_state=return_state,
+        device=device,
+    )
 
 
 # The forms. Each takes feature-mapped q and k (..., N, C) and v (..., N, M), and returns numerators

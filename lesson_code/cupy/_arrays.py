@@ -1,0 +1,221 @@
+"""NumPy arrays, CuPy arrays and torch tensors, behind the few operations that the kernels need.
+
+A kernel takes addresses, so nothing is converted: it reads the caller's memory through the strides
+that the array has, and writes into arrays of the caller's own library.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lesson_code import _arguments
+
+DTYPES = ("float32", "float16", "bfloat16")
+DEVICES = ("cuda", "cpu")
+
+# What a kernel is told about an array (..., N, width): struct Rows in the .cu files.
+ROWS = np.dtype(
+    [
+        ("data", np.uintp),  # the address of the first number of token 0
+        ("outer", np.int64),  # distances, in numbers: from head to head ...
+        ("inner", np.int64),
+        ("token", np.int64),  # ... and from token to token, negative where time runs backwards
+        ("inner_count", np.int32),
+        ("width", np.int32),
+        ("ones", np.int32),  # columns of ones that are thought behind the others
+        ("padding", np.int32),
+    ]
+)
+
+
+def library(array) -> str:
+    """ "numpy", "torch" or "cupy"; the name of the package of any other type."""
+    return type(array).__module__.split(".")[0]
+
+
+def device(array) -> str:
+    """ "cuda" or "cpu"."""
+    kind = library(array)
+    return array.device.type if kind == "torch" else "cuda" if kind == "cupy" else "cpu"
+
+
+def check_arrays(on: str, **arrays) -> None:
+    """Refuse what is no array of floats on this device, of the kind and dtype of the first."""
+    if on not in DEVICES:
+        raise ValueError(f"device must be 'cuda' or 'cpu', got {on!r}.")
+    first, like = next(iter(arrays.items()))
+    for name, array in arrays.items():
+        _check_place(on, name, array)
+        if library(array) != library(like):
+            raise TypeError(_other_kind(name, array, first, like))
+        dtype, expected = _arguments.dtype_name(array), _arguments.dtype_name(like)
+        if dtype not in DTYPES:
+            raise TypeError(f"{name} must have dtype float32, float16 or bfloat16, got {dtype}.")
+        if dtype != expected:
+            raise TypeError(f"{name} must have the dtype of {first}, {expected}, got {dtype}.")
+        if on == "cuda":
+            _arguments.check_device(name, array, first, like)
+
+
+def check_state(on: str, name: str, array, like_name: str, like, sizes: dict) -> None:
+    """Refuse what cannot be part of a state beside `like`: float32 or its dtype, (..., *sizes)."""
+    check_arrays(on, **{name: array})
+    if library(array) != library(like):
+        raise TypeError(_other_kind(name, array, like_name, like))
+    dtypes = _arguments.state_dtypes(like)
+    if _arguments.dtype_name(array) not in dtypes:
+        expected = " or ".join(dict.fromkeys(dtypes))
+        raise TypeError(f"{name} must have dtype {expected}, got {_arguments.dtype_name(array)}.")
+    if on == "cuda":
+        _arguments.check_device(name, array, like_name, like)
+    if tuple(array.shape[-len(sizes) :]) != tuple(sizes.values()):
+        axes, shown = ", ".join(sizes), ", ".join(map(str, sizes.values()))
+        raise ValueError(
+            f"{name} must have shape (..., {axes}), (..., {shown}), got {tuple(array.shape)}."
+        )
+
+
+def _check_place(on, name, array):
+    is_array = library(array) in ("numpy", "torch", "cupy") and hasattr(array, "__dlpack__")
+    if is_array and device(array) == on and not isinstance(array, _arguments.NOT_PLAIN):
+        return
+    got = f"a tensor on {array.device}" if library(array) == "torch" and is_array else _kind(array)
+    if on == "cpu":
+        message = (
+            f"{name} must be a NumPy array or a torch CPU tensor with device='cpu', got {got}."
+        )
+    else:
+        message = f"{name} must be a CuPy array or a CUDA torch tensor, got {got}"
+        here = is_array and device(array) == "cpu"
+        message += "; device='cpu' runs the kernels on it without a GPU." if here else "."
+    raise (ValueError if is_array and library(array) == "torch" else TypeError)(message)
+
+
+def _other_kind(name, array, like_name, like) -> str:
+    return f"{name} must be a {_kind(like)}, as {like_name} is, got {_kind(array)}."
+
+
+def _kind(array) -> str:
+    return f"{library(array)}.{type(array).__name__}"
+
+
+def empty(shape, dtype: str, like):
+    """An array without values, of the library and on the device of `like`."""
+    match library(like):
+        case "torch":
+            import torch
+
+            return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+        case "cupy":
+            import cupy
+
+            return cupy.empty(shape, like.dtype if dtype == _arguments.dtype_name(like) else dtype)
+        case _:
+            return np.empty(
+                shape, like.dtype.newbyteorder("=") if dtype == like.dtype.name else dtype
+            )
+
+
+def broadcast(array, shape):
+    """The array with leading dimensions repeated, without a copy."""
+    if library(array) == "torch":
+        return array.expand(shape)
+    if library(array) == "cupy":
+        import cupy
+
+        return cupy.broadcast_to(array, shape)
+    return np.broadcast_to(array, shape)
+
+
+def address(array) -> int:
+    """Where the first number lies in memory."""
+    match library(array):
+        case "torch":
+            return array.data_ptr()
+        case "cupy":
+            return array.data.ptr
+        case _:
+            return array.__array_interface__["data"][0]
+
+
+def strides(array) -> tuple:
+    """Distances along each axis, in numbers; fractions where the array is a view of wider items."""
+    if library(array) == "torch":
+        return tuple(array.stride())
+    return tuple(stride / array.itemsize for stride in array.strides)
+
+
+def extent(array) -> tuple[int, int]:
+    """The bytes that the array spans: (first address, count)."""
+    reach = [(n - 1) * int(stride) for n, stride in zip(array.shape, strides(array), strict=True)]
+    if 0 in array.shape:
+        return address(array), 0
+    start = sum(d for d in reach if d < 0) * itemsize(array)
+    return address(array) + start, (sum(map(abs, reach)) + 1) * itemsize(array)
+
+
+def contiguous(array):
+    """The array itself if its numbers lie one after the other, else a copy."""
+    if library(array) == "torch":
+        return array.contiguous()
+    if library(array) == "cupy":
+        import cupy
+
+        return cupy.ascontiguousarray(array)
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+class Rows(NamedTuple):
+    """An array and what a kernel is told of it."""
+
+    array: object
+    struct: np.ndarray
+
+
+def rows(array, leading: tuple, *, reverse: bool = False, ones: int = 0) -> Rows:
+    """An array (..., N, width) as a kernel sees it.
+
+    The leading dimensions are broadcast to `leading` and must then be two strides at most, as those
+    of (B, H, N, width) are however it was transposed; the numbers of a row must lie side by side.
+    What is not so is copied. `reverse` lets the last token come first.
+    """
+    N, width = array.shape[-2:]
+    array = broadcast(array, (*leading, N, width))
+    layout = _layout(array)
+    if layout is None:
+        array = contiguous(array)
+        layout = _layout(array)
+    (_, outer), (inner_count, inner), token = layout
+    start = address(array)
+    if reverse and N:
+        start, token = start + (N - 1) * token * itemsize(array), -token
+    values = (start, outer, inner, token, inner_count, width, ones, 0)
+    return Rows(array, np.array(values, ROWS))
+
+
+def itemsize(array) -> int:
+    """Bytes of one number."""
+    return array.element_size() if library(array) == "torch" else array.itemsize
+
+
+def _layout(array):
+    """((outer count, stride), (inner count, stride), token stride), or None where a copy is due."""
+    if 0 in array.shape:
+        return (1, 0), (1, 0), 0
+    *leading, token, last = strides(array)
+    if array.shape[-1] > 1 and last != 1 or any(stride % 1 for stride in (*leading, token)):
+        return None
+    if library(array) == "numpy" and not array.dtype.isnative:
+        return None
+    axes = []
+    for size, stride in zip(array.shape[:-2], leading, strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1] == size * stride:
+            axes[-1] = (axes[-1][0] * size, stride)
+        else:
+            axes.append((size, stride))
+    if len(axes) > 2:
+        return None
+    axes = [(1, 0)] * (2 - len(axes)) + axes
+    return *((size, int(stride)) for size, stride in axes), int(token)

@@ -1,0 +1,220 @@
+"""How the kernels of causal_scan.cu are launched: their macros, grids, and the memory they need."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from lesson_code import _arguments
+from lesson_code.cupy import _arrays, _kernels
+
+TYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}  # in the .cu files
+CHUNK = 64
+MIN_SEGMENT = 4 * CHUNK  # tokens: a shorter segment would not be worth its state
+BLOCKS_PER_PROCESSOR = 2  # fewer would leave a multiprocessor waiting for memory
+
+
+class Operand(NamedTuple):
+    """An array (..., N, width) in one of the places of a scan, and columns of ones behind it."""
+
+    array: object
+    ones: int = 0
+
+    @property
+    def width(self) -> int:
+        return self.array.shape[-1] + self.ones
+
+
+class Shape(NamedTuple):
+    """What a scan computes: for every head N outputs from a state (features, values + ones)."""
+
+    heads: int
+    N: int
+    features: int
+    values: int
+    ones: int
+
+    @property
+    def columns(self) -> int:
+        return self.values + self.ones
+
+    @property
+    def padded_features(self) -> int:
+        return max(16, round_up(self.features, 16))
+
+
+def scan(
+    kernel: str,
+    operands: tuple[Operand, Operand, Operand],
+    leading: tuple,
+    dtype: str,
+    *,
+    initial=None,
+    keep: bool = False,
+    normalize: bool = False,
+    reverse: bool = False,
+):
+    """One scan by one kernel: (outputs, last state or None, normalizers or None).
+
+    `operands` stand in the places of q, k and v; states are arrays (..., features, columns) of
+    float32, and a column of ones behind v makes z the last of the columns. `reverse` lets time run
+    backwards.
+    """
+    q, k, v = operands
+    N, values, like = k.array.shape[-2], v.array.shape[-1], q.array
+    shape = Shape(math.prod(leading), N, max(q.width, k.width), values, v.ones)
+    state = (*leading, shape.features, shape.columns)
+    out = _arrays.empty((*leading, N, values), dtype, like)
+    last = _arrays.empty(state, "float32", like) if keep else None
+    normalizers = _arrays.empty((*leading, N), "float32", like) if normalize else None
+    if shape.heads:
+        if initial is not None:
+            initial = _arrays.contiguous(_arrays.broadcast(initial, state))
+        places = [(x.array, x.ones) for x in operands] + [(out, 0)]
+        rows = [_arrays.rows(x, leading, ones=ones, reverse=reverse) for x, ones in places]
+        with _kernels.place(like):
+            LAUNCHES[kernel](shape, rows, initial, last, normalizers)
+    return out, last, normalizers
+
+
+def recurrent(shape, rows, initial, last, normalizers):
+    parts = 1 if shape.features <= 64 else 2 if shape.features <= 128 else 4
+    columns = 64 // parts
+    macros = {
+        "RECURRENT": 1,
+        **_types(rows),
+        "FEATURES": shape.padded_features,
+        "PARTS": parts,
+        "COLUMNS": columns,
+        "ONES": shape.ones,
+        "NORMALIZE": int(normalizers is not None),
+    }
+    grid = (shape.heads, blocks(shape.values, columns))
+    block = round_up((columns + shape.ones) * parts, 32)
+    arguments = (*rows, initial, last, normalizers, shape.N, shape.features)
+    _run(macros, "recurrent", grid, block, *arguments)
+
+
+def chunked(shape, rows, initial, last, normalizers):
+    q, k, v, out = rows
+    state_columns = 64 if shape.features <= 64 else 32 if shape.features <= 128 else 16
+    macros = {
+        "CHUNKED": 1,
+        **_types(rows),
+        "FEATURES": shape.padded_features,
+        "STATE_COLUMNS": state_columns,
+        "ONES": shape.ones,
+        "NORMALIZE": int(normalizers is not None),
+    }
+    chunks = -(-shape.N // CHUNK)
+    states = (shape.heads, chunks, shape.features, shape.columns)
+    states = _arrays.empty(states, "float32", out.array)
+
+    grid = (shape.heads, blocks(shape.columns, state_columns))
+    block = shape.padded_features * state_columns // 16
+    arguments = (k, v, initial, states, last, shape.N, shape.features)
+    _run(macros, "chunk_states", grid, block, *arguments)
+    if chunks:
+        grid = (shape.heads * chunks, blocks(shape.values, 64))
+        arguments = (*rows, states, normalizers, shape.N, shape.features)
+        _run(macros, "chunk_outputs", grid, 256, *arguments)
+
+
+def tensor_core(shape, rows, initial, last, normalizers):
+    q, k, v, out = rows
+    chunk, slab, shared_bytes = _tiles(shape, out.array)
+    macros = {
+        "TENSOR_CORE": 1,
+        "TYPE": _type(out),
+        "FEATURES": shape.padded_features,
+        "CHUNK": chunk,
+        "SLAB": slab,
+        "ONES": shape.ones,
+        "NORMALIZE": int(normalizers is not None),
+        "ALIGNED": int(all(map(_is_aligned, rows))),
+    }
+    slabs = blocks(shape.values, slab)
+    segments, length = _segments(shape, slabs, out.array)
+    grid, block = (shape.heads * segments, slabs), 2 * chunk
+    cut = (shape.N, shape.features, segments, length)
+    states = initial
+    if segments > 1:
+        size = shape.features * shape.columns
+        total = shape.heads * size
+        states = _arrays.empty((shape.heads, segments, size), "float32", out.array)
+        _run(macros, "segment_sums", grid, block, k, v, states, *cut, shared_bytes=shared_bytes)
+        arguments = (states, initial, last, size, segments, np.int64(total))
+        _run(macros, "segment_states", blocks(total, 256), 256, *arguments)
+        last = None  # is written
+    arguments = (*rows, states, last, normalizers, *cut)
+    _run(macros, "segment_outputs", grid, block, *arguments, shared_bytes=shared_bytes)
+
+
+LAUNCHES = {"recurrent": recurrent, "chunked": chunked, "tensor_core": tensor_core}
+
+
+def _tiles(shape, like) -> tuple[int, int, int]:
+    """(tokens of a chunk, columns of a block, bytes of shared memory): the largest that fit."""
+    wide = 64 if shape.padded_features <= 144 else 32  # wider states would not fit the registers
+    if shape.values <= 32 or shape.heads * blocks(shape.values, wide) < _kernels.processors(like):
+        wide = 32
+    limit = _kernels.shared_memory(_kernels.capability(like))
+    for chunk, slab in ((CHUNK, wide), (CHUNK // 2, 32), (CHUNK // 2, 16)):
+        columns = slab + 16 * shape.ones
+        numbers = 2 * chunk * (max(shape.padded_features, slab) + 8)  # queries and keys
+        numbers += (chunk + shape.padded_features) * (columns + 8)  # values and state
+        shared_bytes = 2 * numbers + 4 * (chunk // 16)
+        if shared_bytes <= limit:
+            break
+    return chunk, slab, shared_bytes
+
+
+def _segments(shape, slabs, like) -> tuple[int, int]:
+    """(how many, tokens of each): as many as fill the GPU, each a multiple of the chunk."""
+    wanted = -(-BLOCKS_PER_PROCESSOR * _kernels.processors(like) // (shape.heads * slabs))
+    segments = max(1, min(wanted, shape.N // MIN_SEGMENT))
+    length = max(CHUNK, round_up(-(-shape.N // segments), CHUNK))
+    return blocks(shape.N, length), length
+
+
+def split_gradient(grad, out, normalizers, dtype):
+    """Gradients of numerator and normalizer, (..., N, M + 2): the latter is a sum of two numbers."""
+    *leading, N, M = out.shape
+    both = _arrays.empty((*leading, N, round_up(M + 2, 8)), dtype, out)  # rows begin at 16 bytes
+    both = both[..., : M + 2]
+    tokens = math.prod(leading) * N
+    if tokens:
+        g, o, b = (_arrays.rows(x, tuple(leading)) for x in (grad, out, both))
+        macros = {"GRADIENT": 1, "OUT_TYPE": _type(o), "BOTH_TYPE": _type(b)}
+        with _kernels.place(out):
+            arguments = (g, o, normalizers, b, N, np.int64(tokens))
+            _run(macros, "split_gradient", blocks(tokens, 4), 128, *arguments)
+    return both
+
+
+def blocks(size: int, block: int) -> int:
+    """How many blocks cover `size` things; one at least, as there is no launch of none."""
+    return max(1, -(-size // block))
+
+
+def round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _type(rows) -> str:
+    return TYPES[_arguments.dtype_name(rows.array)]
+
+
+def _types(rows) -> dict:
+    return dict(zip(("Q_TYPE", "K_TYPE", "V_TYPE", "OUT_TYPE"), map(_type, rows), strict=True))
+
+
+def _is_aligned(rows) -> bool:
+    """Whether a kernel may read eight 16-bit numbers at a time."""
+    struct = rows.struct
+    steps = (struct[name] % 8 for name in ("outer", "inner", "token"))
+    return struct["data"] % 16 == 0 and not any(steps)
+
+
+def _run(macros, name, grid, block, *arguments, **options):
+    _kernels.run("causal_scan.cu", macros, name, grid, block, *arguments, **options)

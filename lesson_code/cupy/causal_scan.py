@@ -1,0 +1,308 @@
+"""Causal linear attention on a GPU: three kernels for one scan, and its gradients.
+
+The kernels are in ``causal_scan.cu``, their launches in ``_launches.py``; here are the checks, the
+choice of a kernel, and the backward pass, which is three more scans.
+"""
+
+import numpy as np
+
+from lesson_code import _arguments
+from lesson_code.cupy import _arrays, _kernels
+from lesson_code.cupy._launches import CHUNK, LAUNCHES, Operand, scan, split_gradient
+
+MAX_WIDTH = 256  # of features and of values
+
+
+def causal_scan(
+    q,
+    k,
+    v,
+    *,
+    normalize: bool = False,
+    initial_state=None,
+    return_state: bool = False,
+    kernel: str | None = None,
+    device: str = "cuda",
+):
+    r"""Causal linear attention of features by a CUDA kernel.
+
+    The features of q and k come ready made (this function applies no feature map):
+
+    .. math:: o_t^\top = q_t^\top S_t, \quad S_t = S_{t-1} + k_t v_t^\top,
+              \qquad\text{normalized:}\quad o_t^\top = \frac{q_t^\top S_t}{q_t^\top z_t},
+              \quad z_t = z_{t-1} + k_t.
+
+    Parameters
+    ----------
+    q : array, shape (..., N, C)
+        Features of the queries: a CuPy array or a CUDA torch tensor of float32, float16 or bfloat16
+        (float64 is refused); with ``device="cpu"`` a NumPy array (bfloat16 is that of the package
+        ml_dtypes) or a torch CPU tensor. C is at most 256.
+    k : array, shape (..., N, C)
+        Features of the keys.
+    v : array, shape (..., N, M)
+        Values; M is at most 256.
+    normalize : bool
+        Divide by :math:`q_t^\top z_t`. Nothing is added to it; where it is exactly 0 the output is
+        0, and so is its gradient.
+    initial_state : LinearAttentionState, optional
+        State before the first token, zero by default: that of ``lesson_code.torch`` for tensors,
+        that of ``lesson_code.numpy`` (a pair of arrays of the kind of k) otherwise; float32 or the
+        dtype of k.
+    return_state : bool
+        Return the state after the last token as well.
+    kernel : str, optional
+        "recurrent" (a thread for each column of the state, token by token), "chunked" (chunks of 64
+        tokens in shared memory, float32 arithmetic) or "tensor_core" (chunks on the tensor cores,
+        float16 and bfloat16 only). None takes the one that `choose_kernel` names.
+    device : str
+        "cuda", or "cpu": the same kernels, compiled as C++ and run without a GPU; slow, and made
+        for reading, testing and counting (:mod:`lesson_code.cupy.emulator`).
+
+    Returns
+    -------
+    array, shape (..., N, M)
+        Outputs of the kind and dtype of q, with the leading dimensions of all arguments, broadcast
+        as in ``matmul``.
+    LinearAttentionState
+        With ``return_state=True``: S (..., C, M) and z (..., C) in float32, with the leading
+        dimensions of k, v and the initial state. z is there without ``normalize``, too.
+
+    Raises
+    ------
+    TypeError
+        If an array is of another kind, dtype or precision than the first, or `initial_state` is no
+        state.
+    ValueError
+        If the shapes or devices do not fit together, q or v is wider than 256, a tensor is not on
+        `device`, `kernel` is unknown, or the GPU cannot run it on this dtype: before compute
+        capability 8.0 there are no tensor cores for bfloat16.
+    ImportError
+        If CuPy is missing and the device is "cuda"; the message says what to install.
+    RuntimeError
+        If the device is "cpu" and there is no C++ compiler; the message says what to install.
+
+    Notes
+    -----
+    Runs on the caller's current stream and copies no input whose rows lie in one piece and whose
+    leading dimensions come down to two strides, as those of (B, N, H, C) turned to (B, H, N, C) do;
+    an input that is broadcast is not repeated in memory. The sums are kept in float32.
+    "tensor_core" rounds what it multiplies to the dtype of q: products of queries and keys, and
+    states between chunks. In float16 both are scaled by powers of two, so that no state is too
+    large. "chunked" needs memory for a state of every 64th token.
+
+    On torch tensors it is differentiable, once, in q, k, v and the initial state, through outputs
+    and state, and ``torch.compile`` takes it as one operator. The gradients are three more scans
+    (the book's chapter on the kernels derives them) by the same kernel, but for ``normalize=True``
+    in float16, where a gradient over its normalizer could vanish: there "tensor_core" hands over to
+    "chunked". They need the inputs, the outputs and one number per token.
+
+    NaN reaches the outputs that depend on it and no other sequence; in "chunked" and "tensor_core"
+    it may reach earlier positions of its chunk, as 0 * NaN is NaN.
+
+    References
+    ----------
+    Katharopoulos et al. (2020), equations 16 to 20 and section 3.3.1; Sun et al. (2023), equation
+    7, for the chunks.
+
+    Examples
+    --------
+    >>> q = k = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
+    >>> v = np.array([[10, 20], [30, 40], [50, 60]], np.float32)
+    >>> causal_scan(q, k, v, device="cpu")
+    array([[ 10.,  20.],
+           [ 30.,  40.],
+           [140., 180.]], dtype=float32)
+    """
+    _check(q, k, v, device)
+    _arguments.check_flags(normalize=normalize, return_state=return_state)
+    kernel = _check_kernel(kernel, q, k, v, device)
+    leading = _arguments.check_leading(k=k.shape[:-2], v=v.shape[:-2])
+    initial = None
+    if initial_state is not None:
+        initial = _pack(initial_state, k, v, normalize or return_state, device)
+        leading = initial.shape[:-2]
+    _arguments.check_leading(q=q.shape[:-2], initial_state=leading)
+
+    if _arrays.library(q) == "torch":
+        from lesson_code.cupy import _torch
+
+        out, last = _torch.causal_scan(q, k, v, initial, normalize, return_state, kernel)
+    else:
+        out, last, _ = forward(q, k, v, initial, normalize, return_state, kernel)
+    return (out, _unpack(last, leading)) if return_state else out
+
+
+def choose_kernel(
+    q, k, v, *, device: str = "cuda", capability: tuple[int, int] | None = None
+) -> str:
+    """The kernel that `causal_scan` takes where it is told none.
+
+    Up to 16 tokens "recurrent"; else "tensor_core" if the GPU multiplies the dtype there: float16
+    from compute capability 7.5 on (Turing), bfloat16 from 8.0 on (Ampere); else "chunked", so
+    always for float32, which tensor cores would round to 10 bits.
+
+    Parameters
+    ----------
+    q, k : array, shape (..., N, C)
+        Features of queries and keys, as `causal_scan` takes them.
+    v : array, shape (..., N, M)
+        Values.
+    device : str
+        "cuda" or "cpu".
+    capability : (int, int), optional
+        Compute capability of the GPU to choose for; that of the arrays' GPU by default, and (8, 0)
+        on the CPU.
+
+    Returns
+    -------
+    str
+        "recurrent", "chunked" or "tensor_core".
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `causal_scan` does.
+
+    Examples
+    --------
+    >>> x = np.zeros((2, 1024, 64), np.float16)
+    >>> choose_kernel(x, x, x, device="cpu", capability=(7, 5))
+    'tensor_core'
+    >>> x = x.astype(np.float32)
+    >>> choose_kernel(x, x, x, device="cpu")
+    'chunked'
+    """
+    _check(q, k, v, device)
+    if k.shape[-2] <= CHUNK // 4:
+        return "recurrent"
+    dtype, capability = _arguments.dtype_name(q), capability or _kernels.capability(q)
+    return "chunked" if _tensor_cores_lack(dtype, capability) else "tensor_core"
+
+
+def _tensor_cores_lack(dtype: str, capability: tuple[int, int]) -> str:
+    """What the kernel "tensor_core" needs and does not get; empty where it can run."""
+    if dtype == "float32":
+        return "float16 or bfloat16"
+    if capability < (7, 5):
+        return "a GPU of compute capability 7.5"
+    if dtype == "bfloat16" and capability < (8, 0):
+        return f"float16 on a GPU of compute capability {'.'.join(map(str, capability))}"
+    return ""
+
+
+def _check(q, k, v, device) -> None:
+    _arrays.check_arrays(device, q=q, k=k, v=v)
+    _arguments.check_queries_keys_values(q, k, v)
+    _arguments.check_same("q", q.shape[-2], "the length of k", k.shape[-2])
+    for name, array in {"q": q, "v": v}.items():
+        if array.shape[-1] > MAX_WIDTH:
+            raise ValueError(f"{name} must be at most {MAX_WIDTH} wide, got {array.shape[-1]}.")
+
+
+def _check_kernel(kernel, q, k, v, device) -> str:
+    if kernel is None:
+        return choose_kernel(q, k, v, device=device)
+    if kernel not in LAUNCHES:
+        listed = ", ".join(map(repr, LAUNCHES))
+        raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")
+    dtype = _arguments.dtype_name(q)
+    lack = kernel == "tensor_core" and _tensor_cores_lack(dtype, _kernels.capability(q))
+    if lack:
+        raise ValueError(f"kernel='tensor_core' needs {lack}, got {dtype}.")
+    return kernel
+
+
+def _pack(state, k, v, with_z: bool, device):
+    """The state as the kernels take it, a new array: S and, as one more column behind it, z."""
+    if not (hasattr(state, "S") and hasattr(state, "z")):
+        raise TypeError(
+            f"initial_state must be a LinearAttentionState, got {type(state).__name__}."
+        )
+    S, z = state
+    sizes = {"C": k.shape[-1], "M": v.shape[-1]}
+    _arrays.check_state(device, "S of initial_state", S, "k", k, sizes)
+    _arrays.check_state(device, "z of initial_state", z, "k", k, {"C": sizes["C"]})
+    leading = _arguments.check_leading(
+        k=k.shape[:-2], v=v.shape[:-2], S=S.shape[:-2], z=z.shape[:-1]
+    )
+    packed = _arrays.empty((*leading, sizes["C"], sizes["M"] + with_z), "float32", k)
+    packed[..., : sizes["M"]] = S
+    if with_z:
+        packed[..., -1] = z
+    return packed
+
+
+def _unpack(last, leading):
+    """The state as the caller knows it, without the repetitions along axes that only q has."""
+    last = last[(0,) * (last.ndim - 2 - len(leading))]
+    shared = tuple(slice(size) for size in leading)  # all, or the first of many alike
+    last = last[shared]
+    if _arrays.library(last) == "torch":
+        from lesson_code.torch import LinearAttentionState
+    else:
+        from lesson_code.numpy import LinearAttentionState
+    return LinearAttentionState(last[..., :-1], last[..., -1])
+
+
+# ---- The scan and its gradients, on arrays and packed states. ------------------------------------
+
+
+def forward(q, k, v, initial, normalize, keep, kernel):
+    """(outputs, last state or None, normalizers or None); z is computed where it is needed."""
+    states = () if initial is None else initial.shape[:-2]
+    leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], states)
+    operands = (Operand(q), Operand(k), Operand(v, int(normalize or keep)))
+    dtype, options = _arguments.dtype_name(q), {"keep": keep, "normalize": normalize}
+    return scan(kernel, operands, leading, dtype, initial=initial, **options)
+
+
+def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, kernel):
+    """Gradients of q, k, v and the initial state, which is None without one: three scans.
+
+    With g for the gradient of the outputs out_t = S_t^T q_t, and G_t = sum of q_s g_s^T over s >= t,
+
+        dq_t = S_t g_t        dk_t = G_t v_t        dv_t = G_t^T k_t
+
+    so dq is the scan of g, v and k, and, backwards in time, dk is that of v, g and q, dv that of k,
+    q and g. The initial state of one is the gradient of the last state, and its last state is the
+    gradient of the initial one.
+    """
+    leading, dtype, M = tuple(grad.shape[:-2]), _arguments.dtype_name(q), v.shape[-1]
+    # What stands against z in the rows of S^T and of G^T, as a multiple of it, for each column of
+    # ones behind v.
+    past_z, future_z = (), () if grad_last is None else (1,)
+    if normalize:
+        if kernel == "tensor_core" and dtype == "float16":
+            kernel = "chunked"  # as a gradient that is divided by its normalizer might vanish
+        precision = dtype if kernel == "tensor_core" else "float32"
+        grad = split_gradient(grad, out, normalizers, precision)
+        past_z, future_z = (1, 1), (1, 0)  # the gradient of a normalizer is the sum of two numbers
+
+    def transposed(packed, z_rows):
+        """From (..., C, M + 1) to (..., M + rows, C)."""
+        *heads, C, _ = packed.shape
+        rows = _arrays.empty((*heads, M + len(z_rows), C), "float32", q)
+        rows[..., :M, :] = packed[..., :M].swapaxes(-1, -2)
+        for i, factor in enumerate(z_rows):
+            rows[..., M + i, :] = factor * packed[..., M]
+        return rows
+
+    past = None if initial is None else transposed(initial, past_z)
+    future = None if grad_last is None else grad_last[..., :M]
+    future_T = None if grad_last is None else transposed(grad_last, future_z)
+
+    operands = (Operand(grad), Operand(v, len(past_z)), Operand(k))
+    dq, _, _ = scan(kernel, operands, leading, dtype, initial=past)
+    operands = (Operand(v, len(future_z)), Operand(grad), Operand(q))
+    options = {"initial": future_T, "keep": initial is not None, "reverse": True}
+    dk, first_T, _ = scan(kernel, operands, leading, dtype, **options)
+    operands = (Operand(k), Operand(q), Operand(grad[..., :M]))
+    dv, _, _ = scan(kernel, operands, leading, dtype, initial=future, reverse=True)
+    if initial is None:
+        return dq, dk, dv, None
+    d_initial = _arrays.empty((*leading, *initial.shape[-2:]), "float32", q)
+    d_initial[..., :M] = first_T[..., :M, :].swapaxes(-1, -2)
+    if initial.shape[-1] > M:
+        d_initial[..., M] = first_T[..., M:, :].sum(-2)
+    return dq, dk, dv, d_initial

@@ -1,0 +1,195 @@
+"""WKV of RWKV-4 on a GPU: one kernel, and one for its gradients.
+
+The kernels are in ``wkv.cu``; here is what surrounds them: checks, memory and launches.
+"""
+
+import math
+
+import numpy as np
+
+from lesson_code import _arguments
+from lesson_code.cupy import _arrays, _kernels
+from lesson_code.numpy.wkv import EMPTY, WKVState
+
+THREADS = 32  # of a block, as in wkv.cu
+TYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}  # in the .cu files
+
+
+def wkv(
+    k,
+    v,
+    decay,
+    bonus,
+    *,
+    initial_state: WKVState | None = None,
+    return_state: bool = False,
+    device: str = "cuda",
+):
+    r"""WKV of RWKV-4 by a CUDA kernel: a causal mean of the values, with weights that decay.
+
+    With the decay :math:`w > 0` and the bonus :math:`u`, in every channel (:eq:`eq-wkv`),
+
+    .. math:: o_t = \frac{\sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{k_t + u} v_t}
+                       {\sum_{i<t} e^{k_i - (t-1-i) w} + e^{k_t + u}}
+
+    The function is that of ``lesson_code.numpy`` and ``lesson_code.torch``. One thread takes one
+    channel of one sequence through all tokens with a running maximum (:eq:`eq-wkv-safe`), however
+    many tokens there are; so the GPU is busy when there are many channels and sequences.
+
+    Parameters
+    ----------
+    k : array, shape (..., N, D)
+        Keys, the logarithms of the weights, in float32, float16 or bfloat16. -inf has weight 0.
+    v : array, shape (..., N, D)
+        Values, in the dtype of k.
+    decay : array, shape (D,)
+        What a weight's logarithm loses per token, w > 0, in the dtype of k or float32.
+    bonus : array, shape (D,)
+        What is added to the key of the current token, u, in the dtype of k or float32.
+    initial_state : WKVState, optional
+        State before the first token, in the dtype of k or float32: that of ``lesson_code.numpy``
+        for NumPy and CuPy arrays, that of ``lesson_code.torch`` for tensors.
+    return_state : bool
+        Return the state after the last token as well.
+    device : str
+        "cuda" takes CuPy arrays or CUDA torch tensors. "cpu" takes NumPy arrays (bfloat16 is that
+        of ``ml_dtypes``) or CPU tensors and runs the same kernel source without a GPU, slowly.
+
+    Returns
+    -------
+    array, shape (..., N, D)
+        Outputs in the dtype of k and of its kind, with the leading dimensions of k, v and the
+        initial state, broadcast. Where no token has a weight the output is 0.
+    WKVState
+        With ``return_state=True``: three arrays (..., D) in float32.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array of its kind and dtype, or `initial_state` is no WKVState.
+    ValueError
+        If shapes or devices do not fit together, `decay` is not positive and finite, or `device`
+        is unknown.
+    ImportError
+        If CuPy is missing and `device` is "cuda".
+    RuntimeError
+        If `device` is "cpu" and there is no C++ compiler.
+
+    Notes
+    -----
+    Inputs are not copied unless the D numbers of a token lie apart in memory, or the leading
+    dimensions have more than two strides. The kernel runs on the current stream.
+
+    Tensors are differentiable in all arguments, once, through the outputs and through the numerator
+    and denominator of the returned state. The backward pass is a second kernel, which goes from the
+    last token to the first; for it the first one keeps a float32 number for each token and channel,
+    and one more if k is of half precision.
+
+    The values of `decay` are checked in eager mode only, not under ``torch.compile``,
+    ``torch.func`` or while a CUDA graph is captured. The check waits for the GPU.
+
+    No exponential overflows: each is of a difference to the largest exponent (keys below -1e38
+    count as -inf). NaN reaches the outputs that depend on it, later ones of its own channel and
+    sequence. A zero key has weight: pad with keys of -inf, and at the front, as each token fades
+    what came before.
+
+    References
+    ----------
+    Peng et al. (2023), the WKV operator and the appendix on numerical stability.
+
+    Examples
+    --------
+    With w = ln 2 each step halves a weight:
+
+    >>> k, v = np.zeros((3, 1), "float32"), np.array([[10], [30], [50]], "float32")
+    >>> decay, bonus = np.array([np.log(2)], "float32"), np.array([0], "float32")
+    >>> wkv(k, v, decay, bonus, device="cpu")
+    array([[10.],
+           [20.],
+           [34.]], dtype=float32)
+    """
+    _arrays.check_arrays(device, k=k, v=v)
+    _arguments.check_axes(k=(k, "N, D"), v=(v, "N, D"))
+    for name, x in {"decay": decay, "bonus": bonus}.items():
+        _arrays.check_state(device, name, x, "k", k, {"D": k.shape[-1]})
+        _arguments.check_alone(name, x, "D")
+    _arguments.check_flags(return_state=return_state)
+    if _arrays.library(k) == "torch":
+        from lesson_code.cupy import _torch_wkv
+
+        out, state = _torch_wkv.wkv(k, v, decay, bonus, initial_state)
+    else:
+        w, u = decay.astype("float32"), bonus.astype("float32")
+        _arguments.check_values("decay", w, "positive and finite", (w <= 0) | (w == np.inf))
+        out, last, _, _ = forward(k, v, w, u, _begin(initial_state, k, v, device), keep=False)
+        state = WKVState(*(last[..., row, :] for row in range(3)))
+    return (out, state) if return_state else out
+
+
+def _begin(state, k, v, device):
+    """The state before the first token as the kernel takes it, an array (..., 3, D)."""
+    sizes, leading = {"D": k.shape[-1]}, {"k": k.shape[:-2], "v": v.shape[:-2]}
+    if state is None:
+        state = WKVState(0.0, 0.0, EMPTY)
+    elif isinstance(state, WKVState):
+        for name, x in state._asdict().items():
+            name = f"{name} of initial_state"
+            _arrays.check_state(device, name, x, "k", k, sizes)
+            leading[name] = x.shape[:-1]
+    else:
+        raise TypeError(f"initial_state must be a WKVState, got {type(state).__name__}.")
+    leading = _arguments.check_leading(**leading)
+    packed = _arrays.empty((*leading, 3, *sizes.values()), "float32", k)
+    for row, x in enumerate(state):
+        packed[..., row, :] = x
+    maximum = packed[..., 2, :]
+    maximum[maximum < EMPTY] = EMPTY  # float16 has made -inf of it
+    return packed
+
+
+def forward(k, v, w, u, state, keep):
+    """(outputs, last state, outputs before they were rounded, logarithms of the denominators).
+
+    k and v are (..., N, D), w and u (..., D) in float32, and the state (..., 3, D) in float32 has
+    all leading dimensions. The last two are what `backward` wants to know. They are (..., 0) without
+    `keep`, the third also where nothing is rounded.
+    """
+    dtype, leading = _arguments.dtype_name(k), state.shape[:-2]
+    shape, nothing = (*leading, *k.shape[-2:]), (*leading, 0)
+    out, last = _arrays.empty(shape, dtype, k), _arrays.empty(state.shape, "float32", k)
+    mean = _arrays.empty(shape if keep and dtype != "float32" else nothing, "float32", k)
+    log_denominator = _arrays.empty(shape if keep else nothing, "float32", k)
+    arrays = _arrays.contiguous(state), last, out, mean, log_denominator
+    _run("forward", keep, shape, (k, v), w, u, *arrays)
+    return out, last, mean, log_denominator
+
+
+def backward(grad_out, grad_last, k, v, w, u, state, last, mean, log_denominator):
+    """Gradients of k and v (..., N, D), w and u (..., D), and the state (..., 3, D).
+
+    `mean` are the outputs in float32, and `last` is the state after the last token.
+    """
+    dk, dv = (_arrays.empty(grad_out.shape, _arguments.dtype_name(k), k) for _ in range(2))
+    grad_state = _arrays.empty(state.shape, "float32", k)
+    dw, du = (_arrays.empty(state[..., 0, :].shape, "float32", k) for _ in range(2))
+    inputs = grad_out, k, v, mean, log_denominator
+    states = (_arrays.contiguous(x) for x in (state, last, grad_last))
+    _run("backward", True, grad_out.shape, inputs, w, u, *states, grad_state, dk, dv, dw, du)
+    return dk, dv, dw, du, grad_state
+
+
+def _run(name, keep, shape, inputs, w, u, *arrays):
+    """Start a kernel, one thread for each channel of each sequence.
+
+    The inputs (..., N, D) may lie anywhere, and come last token first to the kernel "backward".
+    """
+    *leading, N, D = shape
+    leading, channels, like = tuple(leading), math.prod(leading) * D, inputs[0]
+    if channels == 0:
+        return
+    macros = {"SCALAR": TYPES[_arguments.dtype_name(like)], "KEEP": int(keep)}
+    rows = [_arrays.rows(x, leading, reverse=name == "backward") for x in inputs]
+    rows += [_arrays.rows(x[..., None, :], leading) for x in (w, u)]
+    with _kernels.place(like):
+        grid = (math.ceil(channels / THREADS),)
+        _kernels.run("wkv.cu", macros, name, grid, THREADS, *rows, *arrays, N, channels)

@@ -1,0 +1,280 @@
+"""The kernels compiled for GPUs that are not here: what they take, and their instructions."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lesson_code import results
+
+if sys.platform != "linux":
+    pytest.skip("NVRTC is installed on Linux only", allow_module_level=True)
+
+from lesson_code.cupy import _kernels, nvrtc
+
+ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100"]
+WITH_BFLOAT16 = ARCHITECTURES[1:]
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+# --- What the compiler is asked, and what its report says ----------------------------------------
+
+
+def test_a_report_is_read() -> None:
+    source = """
+    __device__ __noinline__ float chosen(const float* x, int n) {
+        float all[40];
+        for (int i = 0; i < 40; i++) all[i] = x[i] * x[n];
+        for (int i = 0; i < n; i++) all[i % 40] += all[i * n % 40];
+        return all[n % 40];
+    }
+    extern "C" __global__ void __launch_bounds__(SIZE) turned(float* x, int n) {
+        __shared__ float row[SIZE];
+        row[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        x[threadIdx.x] = row[SIZE - 1 - threadIdx.x];
+    }
+    extern "C" __global__ void stacked(float* x, int n) { x[threadIdx.x] = chosen(x, n); }
+    """
+    kernels, ptx, warnings = nvrtc.compile_source("sm_80", source, {"SIZE": 64})
+    assert list(sorted(kernels)) == ["stacked", "turned"]
+    assert kernels["turned"].shared_bytes == 256 and kernels["stacked"].shared_bytes == 0
+    assert kernels["turned"].stack_bytes == 0 and kernels["stacked"].stack_bytes >= 160
+    assert all(2 < usage.registers < 255 for usage in kernels.values())
+    assert all(usage.spill_bytes == 0 for usage in kernels.values())
+    assert ".target sm_80" in ptx and ".visible .entry turned(" in ptx
+    assert warnings == ""
+
+
+def test_spills_are_seen() -> None:
+    source = """
+    extern "C" __global__ void __launch_bounds__(1024) spills(float* x, int n) {
+        float all[150];
+    #pragma unroll
+        for (int i = 0; i < 150; i++) all[i] = x[i * n];
+        for (int j = 0; j < n; j++)
+    #pragma unroll
+            for (int i = 0; i < 150; i++) all[i] = all[i] * x[j] + all[(i + 7) % 150];
+    #pragma unroll
+        for (int i = 0; i < 150; i++) x[i * n] = all[i];
+    }
+    """
+    usage = nvrtc.compile_source("sm_80", source).kernels["spills"]
+    assert usage.registers == 64  # all that 1,024 threads leave to each
+    assert usage.spill_bytes > 4 * (150 - 64) and usage.stack_bytes > 4 * (150 - 64)
+
+
+def test_warnings_are_kept() -> None:
+    source = 'extern "C" __global__ void k(float* x) { int unused; x[0] = 1; }'
+    warnings = nvrtc.compile_source("sm_80", source, name="mine.cu").warnings
+    assert warnings.startswith("mine.cu(1): warning") and '"unused"' in warnings
+    assert "ptxas" not in warnings
+
+
+def test_what_does_not_compile_says_where_and_why() -> None:
+    with pytest.raises(
+        RuntimeError, match=r'mine.cu does not compile for sm_90:\nmine.cu\(2\).*"y"'
+    ):
+        nvrtc.compile_source("sm_90", "__device__ int x;\n__device__ int z = y;", name="mine.cu")
+
+
+def test_too_much_shared_memory_does_not_compile() -> None:
+    source = """extern "C" __global__ void large(float* x) {
+        __shared__ float y[13000];
+        y[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        x[0] = y[99];
+    }"""
+    with pytest.raises(RuntimeError, match="too much shared data"):
+        nvrtc.compile_source("sm_80", source)
+
+
+@pytest.mark.parametrize("architecture", ["sm_74", "compute_80", "80", "", "sm_80 "])
+def test_an_unknown_architecture(architecture: str) -> None:
+    with pytest.raises(ValueError, match=r"must be one of .*sm_75, sm_80, .* got '" + architecture):
+        nvrtc.compile_source(architecture, "")
+
+
+def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    with pytest.raises(ImportError, match=r"CuPy is missing.*linear-attention-book\[cuda12\]"):
+        nvrtc.compile_source("sm_80", "")
+
+
+def test_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> None:
+        raise RuntimeError('Failure finding "libnvrtc.so.12"')
+
+    monkeypatch.setattr("cupy.cuda.nvrtc.getVersion", nothing)
+    with pytest.raises(ImportError, match=r"NVRTC is missing.*\[cuda12\].*libnvrtc\.so\.12"):
+        nvrtc.version()
+
+
+def test_the_version() -> None:
+    assert re.fullmatch(r"\d+\.\d+", nvrtc.version())
+
+
+# --- The instructions of gpu.h -------------------------------------------------------------------
+
+
+def ptx_of(body: str, architecture: str) -> str:
+    source = f'extern "C" __global__ void k(const float* x, unsigned* y) {{ {body} }}'
+    return nvrtc.compile_source(architecture, source).ptx
+
+
+TILES = """
+    float c[4] = {}; unsigned a[4] = {threadIdx.x, 2, 3, 4};
+    multiply_tiles<%s>(c, a, 5, 6);
+    for (int i = 0; i < 4; i++) y[i] = __float_as_uint(c[i]);
+"""
+MATRICES = """
+    __shared__ uint4 rows[32]; unsigned r[4];
+    rows[threadIdx.x].x = y[0]; __syncwarp();
+    %s(r, rows + threadIdx.x);
+    for (int i = 0; i < 4; i++) y[i] = r[i];
+"""
+
+
+def test_every_primitive_compiles_without_a_warning(architecture: str) -> None:
+    for body in (
+        TILES % "float16",
+        MATRICES % "load_matrices",
+        MATRICES % "load_matrices_transposed",
+        "y[0] = pack<float16>(x[0], x[1]);",
+        "y[0] = pack<bfloat16>(x[0], x[1]);",
+        "y[0] = __float_as_uint(to_float(from_float<float>(x[0])));",
+        "y[0] = __float_as_uint(to_float(from_float<float16>(x[0])));",
+        "y[0] = __float_as_uint(to_float(from_float<bfloat16>(x[0])));",
+        "dynamic_shared_memory(z); z[threadIdx.x].x = 1; __syncthreads(); y[0] = z[1].x;",
+    ):
+        source = f'extern "C" __global__ void k(const float* x, unsigned* y) {{ {body} }}'
+        kernels, _, warnings = nvrtc.compile_source(architecture, source)
+        assert kernels["k"].spill_bytes == kernels["k"].stack_bytes == 0, body
+        assert warnings == "", body
+
+
+def test_tiles_of_float16_are_multiplied_by_tensor_cores(architecture: str) -> None:
+    found = re.findall(r"mma\.sync\.aligned\.(\S+)", ptx_of(TILES % "float16", architecture))
+    half = "m16n8k8.row.col.f32.f16.f16.f32"
+    whole = "m16n8k16.row.col.f32.f16.f16.f32"
+    assert found == ([half, half] if architecture == "sm_75" else [whole])
+
+
+@pytest.mark.parametrize("architecture", WITH_BFLOAT16)
+def test_tiles_of_bfloat16_are_multiplied_by_tensor_cores(architecture: str) -> None:
+    found = re.findall(r"mma\.sync\.aligned\.(\S+)", ptx_of(TILES % "bfloat16", architecture))
+    assert found == ["m16n8k16.row.col.f32.bf16.bf16.f32"]
+
+
+def test_turing_has_no_tiles_of_bfloat16() -> None:
+    with pytest.raises(RuntimeError, match=r"multiply_tiles.*T=bfloat16.*not defined"):
+        ptx_of(TILES % "bfloat16", "sm_75")
+
+
+@pytest.mark.parametrize("transposed", ["", ".trans"])
+def test_matrices_are_loaded_four_at_a_time(architecture: str, transposed: str) -> None:
+    name = "load_matrices_transposed" if transposed else "load_matrices"
+    found = re.findall(r"ldmatrix\.\S+", ptx_of(MATRICES % name, architecture))
+    assert found == [f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16"]
+
+
+def test_conversions_are_one_instruction_where_the_gpu_has_it(architecture: str) -> None:
+    ptx = ptx_of("y[0] = pack<float16>(x[0], x[1]);", architecture)
+    assert ptx.count("cvt.rn.f16.f32") == 2
+    ptx = ptx_of("y[0] = pack<bfloat16>(x[0], x[1]);", architecture)
+    assert ptx.count("cvt.rn.bf16.f32") == (0 if architecture == "sm_75" else 2)
+
+
+# --- The package's kernels -----------------------------------------------------------------------
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "registers.py"
+RUN_IT = "run: python benchmarks/registers.py"
+SHARED_BYTES = {"sm_75": 64 * 1024, "sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+NUMBERS = ["threads", "registers", "shared_bytes", "dynamic_bytes", "stack_bytes", "spill_bytes"]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmarks_registers", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def committed() -> list[dict]:
+    return results.load("registers")["rows"]
+
+
+def name_of(row: dict) -> str:
+    return " ".join(str(value) for name, value in row.items() if name not in NUMBERS)
+
+
+def test_the_committed_numbers_are_those_of_the_kernels(script: ModuleType) -> None:
+    assert results.load("registers")["sources"] == script.fingerprint(), RUN_IT
+
+
+def test_nothing_is_spilled(committed: list[dict]) -> None:
+    spilled = [name_of(row) for row in committed if row["spill_bytes"] or row["stack_bytes"]]
+    assert spilled == []
+
+
+def test_every_block_fits(committed: list[dict]) -> None:
+    for row in committed:
+        shared = row["shared_bytes"] + row["dynamic_bytes"]
+        assert shared <= SHARED_BYTES[row["architecture"]], name_of(row)
+        assert row["shared_bytes"] <= 48 * 1024, name_of(row)
+        assert row["threads"] * row["registers"] <= 65_536, name_of(row)
+
+
+def test_every_gpu_has_every_kernel(committed: list[dict], architecture: str) -> None:
+    found = {(r["kernel"], r["dtype"]) for r in committed if r["architecture"] == architecture}
+    assert {kernel for kernel, _ in found} == {"recurrent", "chunked", "tensor_core", "wkv"}
+    assert ("tensor_core", "float16") in found
+    assert (("tensor_core", "bfloat16") in found) == (architecture in WITH_BFLOAT16)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kernel"),
+    [("sm_75", "tensor_core"), ("sm_80", "chunked"), ("sm_90", "wkv"), ("sm_100", "recurrent")],
+)
+def test_compiled_again_the_numbers_are_the_same(
+    script: ModuleType, committed: list[dict], architecture: str, kernel: str
+) -> None:
+    if nvrtc.version() != results.load("registers")["nvrtc"]:
+        pytest.skip("this is another version of NVRTC than that of requirements.txt")
+    rows = script.measure([architecture], [kernel], [64])
+    same = {"architecture": architecture, "kernel": kernel, "D": 64}
+    assert rows == [row for row in committed if row.items() >= same.items()], RUN_IT
+
+
+def test_only_one_kernel_uses_the_tensor_cores(script: ModuleType) -> None:
+    dtypes = {"recurrent": "float32", "chunked": "float32", "tensor_core": "bfloat16"}
+    for kernel, dtype in dtypes.items():
+        launches = script.all_launches(["sm_80"], [kernel], [64])["sm_80", kernel, dtype, 64]
+        launch = next(one for one in launches if one.function != "split_gradient")
+        text = _kernels.source(launch.file)
+        ptx = nvrtc.compile_source("sm_80", text, dict(launch.macros)).ptx
+        uses = kernel == "tensor_core"
+        assert ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx) == uses, kernel
+        assert ("ldmatrix.sync.aligned.m8n8.x4" in ptx) == uses, kernel
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_the_kernels_compile_without_a_warning(script: ModuleType, architecture: str) -> None:
+    seen = set()
+    for launches in script.all_launches([architecture], script.DTYPES, [64]).values():
+        launch = launches[0]  # of each kernel and dtype
+        text = _kernels.source(launch.file)
+        assert nvrtc.compile_source(architecture, text, dict(launch.macros)).warnings == ""
+        seen.add(launch.function)
+    assert {"recurrent", "chunk_states", "forward"} <= seen

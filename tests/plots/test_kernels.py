@@ -1,0 +1,280 @@
+"""The figures of the GPU kernels: what they draw is what the kernels and the counts say."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color, to_rgb
+from matplotlib.patches import Circle, Rectangle
+from matplotlib.text import Text
+
+from lesson_code.plots import kernels
+from lesson_code.plots.kernels import (
+    BLUE,
+    PALE_BLUE,
+    PALE_GREEN,
+    PALE_VERMILION,
+    PALE_YELLOW,
+    VERMILION,
+)
+from lesson_code.plots.style import _luminance
+
+LANES = np.arange(32)
+DEVICES = {
+    "slow": (1e11, {"float32": 1e12, "tensor cores": 1e13}),
+    "fast": (1e12, {"float32": 2e13, "tensor cores": 4e14}),
+}
+KERNELS = {"D = 64": (16384, 512), "D = 128": (65536, 1024)}
+ROWS = {"rows of 128 bytes": LANES[:8] * 128, "rows of 144 bytes": LANES[:8] * 144}
+COUNTS = {
+    "recurrent": {"loaded": 768, "stored": 256},
+    "chunked": {"loaded": 1300, "stored": 512},
+    "tensor_core": {"loaded": 640, "stored": 136},
+}
+FLOOR = {"recurrent": 1024, "chunked": 1024, "tensor_core": 512}
+
+FIGURES = {
+    "roofline": lambda: kernels.roofline(DEVICES, KERNELS),
+    "gpu_map": kernels.gpu_map,
+    "warp_access": lambda: kernels.warp_access({"neighbors": LANES * 4, "apart": LANES * 128}),
+    "column_threads": kernels.column_threads,
+    "chunk_passes": kernels.chunk_passes,
+    "chunk_tiles": kernels.chunk_tiles,
+    "tile_lanes": kernels.tile_lanes,
+    "bank_access": lambda: kernels.bank_access(ROWS),
+    "segments": kernels.segments,
+    "traffic": lambda: kernels.traffic(COUNTS, FLOOR),
+}
+
+
+@functools.cache
+def figure_of(name: str):
+    return FIGURES[name]()
+
+
+def texts(figure) -> list[Text]:
+    """The texts that are seen, laid out."""
+    figure.draw_without_rendering()
+    unseen = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if not axes.axison:
+                unseen |= set(axis.findobj(Text))
+            low, high = sorted(axis.get_view_interval())
+            for tick in axis.get_major_ticks() + axis.get_minor_ticks():
+                if not low <= tick.get_loc() <= high:
+                    unseen |= set(tick.findobj(Text))
+    return [
+        text
+        for text in figure.findobj(Text)
+        if text.get_text() and text.get_visible() and text not in unseen
+    ]
+
+
+def words(figure) -> list[str]:
+    return [text.get_text() for text in texts(figure)]
+
+
+def patches(figure, kind=Rectangle, color=None) -> list:
+    found = [patch for axes in figure.axes for patch in axes.patches if type(patch) is kind]
+    return [p for p in found if color is None or same_color(p.get_facecolor()[:3], color)]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_same_figure_is_the_same_bytes(name: str) -> None:
+    assert figure_of(name)._repr_svg_() == FIGURES[name]()._repr_svg_()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_phone_can_show_it(name: str) -> None:
+    figure = figure_of(name)
+    seen = texts(figure)
+    assert figure.get_figwidth() <= 6.4
+    assert min(text.get_fontsize() for text in seen) * 350 / (figure.get_figwidth() * 72) > 7
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_covers_another_or_is_pale(name: str) -> None:
+    seen = texts(figure_of(name))
+    boxes = [text.get_window_extent().padded(-1) for text in seen]
+    for (a, box), (b, other) in itertools.combinations(zip(seen, boxes, strict=True), 2):
+        assert not box.overlaps(other), (a.get_text(), b.get_text())
+    for text in seen:
+        assert 1.05 / (_luminance(to_rgb(text.get_color())) + 0.05) >= 4.5, text.get_text()
+
+
+def test_a_point_of_the_roofline_is_on_every_roof() -> None:
+    figure = kernels.roofline(DEVICES, KERNELS)
+    assert [axes.get_title() for axes in figure.axes] == list(DEVICES)
+    for axes, (rate, peaks) in zip(figure.axes, DEVICES.values(), strict=True):
+        marked = {line.get_label(): line for line in axes.get_lines()}
+        for kernel, (operations, bytes_) in KERNELS.items():
+            x, y = marked[kernel].get_data()
+            assert (x == operations / bytes_).all()
+            assert sorted(y) == sorted(min(rate * x[0], peak) for peak in peaks.values())
+
+
+@pytest.mark.parametrize(("C", "M"), [(4, 6), (2, 8)])
+def test_every_thread_has_a_column_and_a_value_and_an_output(C: int, M: int) -> None:
+    figure = kernels.column_threads(C, M)
+    cells = [p for p in patches(figure) if p.get_width() == p.get_height() == 1]
+    per_column = np.unique([p.get_x() for p in cells], return_counts=True)[1]
+    assert sorted(per_column) == sorted([C, C] + M * [C + 2])
+    assert {str(m) for m in range(M)} <= set(words(figure))
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_the_first_pass_walks_and_the_second_does_not(chunks: int) -> None:
+    figure = kernels.chunk_passes(chunks)
+    first, states, second = (
+        [p.get_y() for p in patches(figure, color=color)]
+        for color in (PALE_VERMILION, PALE_BLUE, PALE_GREEN)
+    )
+    assert len(first) == len(states) == len(second) == chunks
+    assert (np.diff(first) >= 1).all()
+    assert len(set(second)) == len(set(states)) == 1
+    assert max(first) < min(states) < min(second)
+    assert [f"$S_{{[{i}]}}$" in words(figure) for i in range(chunks + 1)] == [True] * chunks + [0]
+
+
+def test_a_thread_of_a_block_has_16_numbers_of_each_product() -> None:
+    x, y = 5, 3
+    dots = [p for p in patches(kernels.chunk_tiles(x, y), Circle) if p.zorder == 6]
+    weights, outputs = dots[:16], dots[16:]
+    assert len(outputs) == 16
+    filled = sum(same_color(p.get_facecolor()[:3], "#222222") for p in weights)
+    assert filled == sum(x + 16 * j <= y + 16 * i for i in range(4) for j in range(4))
+
+
+def test_lanes_hold_what_the_manual_says() -> None:
+    """Every register of every lane, from the formulas of mma.m16n8k16's fragments."""
+    figure = kernels.tile_lanes()
+    (axes,) = figure.axes
+    u, left = 0.9, 17.7
+    top = left * u
+    lane_at = {
+        (round(t.get_position()[0], 3), round(t.get_position()[1], 3)): int(t.get_text())
+        for t in axes.texts
+        if t.get_text().isdigit()
+    }
+    fill_at = {
+        (round(p.get_x() + p.get_width() / 2, 3), round(p.get_y() + p.get_height() / 2, 3)): p
+        for p in reversed(patches(figure))
+        if p.get_height() < 2 and p.get_facecolor()[3]
+    }
+    expected, colors = {}, {}
+    for lane in range(32):
+        g, t = lane // 4, lane % 4
+        a = [(g, 2 * t), (g + 8, 2 * t), (g, 2 * t + 8), (g + 8, 2 * t + 8)]
+        for register, (row, column) in enumerate(a):  # and the next column
+            expected[column + 1, top + (row + 0.5) * u] = lane
+            colors[column + 1, top + (row + 0.5) * u] = register
+        for row in (2 * t, 2 * t + 8):  # and the next row
+            expected[left + g + 0.5, (row + 1) * u] = lane
+        for register, row in enumerate((g, g + 8)):
+            expected[left + 2 * t + 1, top + (row + 0.5) * u] = lane
+            colors[left + 2 * t + 1, top + (row + 0.5) * u] = register
+    rounded = {(round(x, 3), round(y, 3)): lane for (x, y), lane in expected.items()}
+    assert len(rounded) == 32 * 8
+    assert lane_at == rounded
+    names = (PALE_BLUE, PALE_VERMILION, PALE_YELLOW, PALE_GREEN)
+    for (x, y), register in colors.items():
+        fill = fill_at[round(x, 3), round(y, 3)].get_facecolor()[:3]
+        assert same_color(fill, names[register])
+
+
+@pytest.mark.parametrize("lane", [0, 5, 31])
+def test_the_frames_are_those_of_one_lane(lane: int) -> None:
+    figure = kernels.tile_lanes(lane)
+    bold = [text.get_text() for text in texts(figure) if text.get_fontweight() == "bold"]
+    assert bold == 8 * [str(lane)]
+    frames = [p for p in patches(figure) if same_color(p.get_edgecolor()[:3], VERMILION)]
+    assert len(frames) == 8
+
+
+@pytest.mark.parametrize(("segments", "chunks"), [(3, 4), (2, 3)])
+def test_segments_start_together_and_walk_twice(segments: int, chunks: int) -> None:
+    figure = kernels.segments(segments, chunks)
+    for color in (PALE_VERMILION, PALE_GREEN):
+        rows, counts = np.unique(
+            [round(p.get_y(), 6) for p in patches(figure, color=color)], return_counts=True
+        )
+        assert len(rows) == chunks
+        assert (counts == segments).all()
+    assert words(figure).count("+") == segments
+
+
+@pytest.mark.parametrize(
+    ("offsets", "size"),
+    [
+        (LANES * 4, 4),
+        (LANES * 4 + 64, 4),
+        (LANES * 128, 4),
+        (LANES * 8, 4),
+        (LANES * 16, 16),
+        (LANES * 0, 4),
+        (np.where(LANES < 5, LANES * 256, -1), 4),
+    ],
+)
+def test_lines_are_counted_as_the_emulator_counts_them(offsets, size: int) -> None:
+    trace = pytest.importorskip("lesson_code.cupy._trace")
+    figure = kernels.warp_access({"lanes": offsets}, size)
+    lines, _, sectors, _ = (int(x[0]) for x in trace._lines(*events(trace, offsets, size)))
+    (title,) = (axes.get_title() for axes in figure.axes)
+    assert title == f"lanes: {lines} line{'s' * (lines > 1)}"
+    assert len(patches(figure, color=PALE_VERMILION)) == sectors
+    asked = patches(figure, color=BLUE)
+    assert len(asked) == len({*offsets} - {-1})
+    assert {p.get_width() for p in asked} == {size}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "size"),
+    [
+        (LANES[:8] * 128, 16),
+        (LANES[:8] * 144, 16),
+        (LANES * 16, 16),
+        (LANES * 4, 4),
+        (LANES * 8, 4),
+        (LANES * 8, 8),
+        (LANES // 16 * 256 + LANES % 16 * 4, 4),
+        (LANES // 16 * 320 + LANES % 16 * 4, 4),
+        (LANES * 0, 4),
+        (np.where(LANES % 2, LANES * 128, -1), 4),
+    ],
+)
+def test_passes_are_counted_as_the_emulator_counts_them(offsets, size: int) -> None:
+    trace = pytest.importorskip("lesson_code.cupy._trace")
+    figure = kernels.bank_access({"lanes": offsets}, size)
+    passes, ideal = (int(x[0]) for x in trace._bank_passes(*events(trace, offsets, size)))
+    (title,) = (axes.get_title() for axes in figure.axes)
+    assert title == f"lanes: {passes} pass{'es' * (passes > 1)}"
+    assert bool(patches(figure, color=PALE_VERMILION)) == (passes > ideal)
+    hit = patches(figure, color=PALE_VERMILION) + patches(figure, color=BLUE)
+    assert len(hit) == sum(offsets >= 0) * size // 4
+
+
+def events(trace, offsets, size: int) -> tuple:
+    """One access of a warp, as the emulator writes it down."""
+    offsets = np.asarray(offsets)
+    (threads,) = np.nonzero(offsets >= 0)
+    written = np.zeros(len(threads), trace.EVENT)
+    written["thread"], written["address"], written["bytes"] = threads, offsets[threads], size
+    return written, np.zeros(len(threads), int)
+
+
+def test_bars_of_traffic_are_as_long_as_the_bytes() -> None:
+    figure = kernels.traffic(COUNTS, FLOOR)
+    (axes,) = figure.axes
+    bars = {(p.get_y() + p.get_height() / 2, p.get_x()): p.get_width() for p in axes.patches}
+    expected = {}
+    for y, parts in enumerate(COUNTS.values()):
+        expected[y, 0] = parts["loaded"]
+        expected[y, parts["loaded"]] = parts["stored"]
+    assert {(round(y), x): width for (y, x), width in bars.items()} == expected
+    assert [line.get_xdata()[0] for line in axes.get_lines()] == list(FLOOR.values())
+    assert {"1,024", "1,812", "776"} <= set(words(figure))
+    assert "fewest possible" not in words(kernels.traffic(COUNTS))
