@@ -123,17 +123,17 @@ class Counts:
     @property
     def idle_share(self) -> float:
         """Share of threads that have nothing to do, averaged over the phases between barriers."""
-        return self.idle_threads / max(self.thread_phases, 1)
+        return self.idle_threads / self.thread_phases if self.thread_phases else 0.0
 
     @property
     def line_efficiency(self) -> float:
         """Ideal over actual lines: 1 when every access is coalesced."""
-        return self.ideal_lines / max(self.global_lines, 1)
+        return self.ideal_lines / self.global_lines if self.global_lines else 1.0
 
     @property
     def sector_efficiency(self) -> float:
         """Ideal over actual sectors."""
-        return self.ideal_sectors / max(self.global_sectors, 1)
+        return self.ideal_sectors / self.global_sectors if self.global_sectors else 1.0
 
 
 @dataclasses.dataclass
@@ -314,11 +314,13 @@ class Trace:
 class Launch:
     """Takes the events of one launch, piece by piece."""
 
-    def __init__(self, trace: Trace, kernel: str, starts: list[int]):
+    def __init__(self, trace: Trace, kernel: str, extents: list[tuple[int, int, int]]):
+        """Extents of the arrays: first byte, the one after the last, start of the whole memory."""
         self.trace, self.kernel = trace, kernel
-        self.starts = np.array(sorted(set(starts)), np.int64)  # where arrays begin, if known
+        self.ranges = (Range * len(extents))(*(extent[:2] for extent in extents))
+        self.starts = np.array(sorted({start for _, _, start in extents}), np.int64)
         self.callback = TAKE(self._take)
-        self.error = None
+        self.error: BaseException | None = None
         self.counts = Counts(launches=1)
         self.sums: dict[tuple, np.ndarray] = {}  # by place, kind and bytes of an instruction
         self.pairs: list[np.ndarray] = []  # of racing events

@@ -260,7 +260,7 @@ def forward(q, k, v, initial, normalize, keep, kernel):
 def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, kernel):
     """Gradients of q, k, v and the initial state, which is None without one: three scans.
 
-    With g for the gradient of the outputs out_t = S_t^T q_t, and G_t = sum of q_s g_s^T over s >= t,
+    With g for the gradient of the outputs out_t = S_t^T q_t, and G_t = sum of q_s g_s^T, s >= t,
 
         dq_t = S_t g_t        dk_t = G_t v_t        dv_t = G_t^T k_t
 

@@ -348,9 +348,12 @@ template <typename To, typename From> inline To same_bits(From x) {
     return y;
 }
 
+static void check_mask(unsigned mask, int line) {
+    if (mask != ~0u) fail(line, "the mask of lanes must be 0xffffffff, all, got 0x%08x", mask);
+}
+
 template <typename T> UNTRACED static T shuffle(unsigned mask, T value, unsigned lane, int line) {
-    if (mask != ~0u)
-        fail(line, "the mask of a shuffle must be 0xffffffff, all lanes, got 0x%08x", mask);
+    check_mask(mask, line);
     Exchange it = {same_bits<unsigned>(value), lane, 0};
     with_warp(exchange, &it, line);
     return same_bits<T>(it.result);
@@ -363,7 +366,8 @@ UNTRACED static void __syncthreads(int line = __builtin_LINE()) {
     emulator::current->line = line;
     emulator::wait();
 }
-UNTRACED static void __syncwarp(int line = __builtin_LINE()) {
+UNTRACED static void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
+    emulator::check_mask(mask, line);
     emulator::with_warp(emulator::meet, nullptr, line);
 }
 template <typename T> T __shfl_sync(unsigned mask, T value, int lane, int line = __builtin_LINE()) {
@@ -401,15 +405,17 @@ template <> inline bfloat16 from_float(float x) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};  // NaN
     return {(unsigned short)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16)};
 }
-template <> inline float16 from_float(float x) {
+// Not in line: a compiler might repeat the store that follows behind each branch, and a trace count several.
+UNTRACED static unsigned short float16_bits(float x) {
     unsigned sign = __float_as_uint(x) >> 16 & 0x8000u, rest = __float_as_uint(x) & 0x7fffffffu;
     if (rest > 0x7f800000u) rest = 0x7fff;                       // NaN
     else if (rest >= 0x477ff000u) rest = 0x7c00;                 // from 65520 on: infinity
     else if (rest >= 0x38800000u) rest = (rest - (112u << 23) + 0xfffu + (rest >> 13 & 1)) >> 13;
     // Subnormal numbers are 2^-24 apart, and so are floats from 0.5 to 1: adding 0.5 rounds.
     else rest = __float_as_uint(__uint_as_float(rest) + 0.5f) - __float_as_uint(0.5f);
-    return {(unsigned short)(sign | rest)};
+    return sign | rest;
 }
+template <> inline float16 from_float(float x) { return {float16_bits(x)}; }
 
 template <typename T> unsigned pack(float low, float high) {
     return from_float<T>(low).bits | unsigned(from_float<T>(high).bits) << 16;

@@ -139,7 +139,7 @@ def order(which: str | int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def trace() -> Iterator[Trace]:
-    """Count what the kernels launched inside do with memory, and look for races.
+    """Count what the kernels that this thread launches inside do, and look for races.
 
     Yields
     ------
@@ -334,7 +334,8 @@ class Module:
         it = _tracing.get()
         with _one_at_a_time:
             if it is not None:
-                launched = _begin_trace(library, it, name, buffers)
+                launched = _trace.Launch(it, name, [_extent(buffer) for buffer in buffers or []])
+                library.trace_into(launched.callback, launched.ranges, len(launched.ranges))
             failure = library.launch_kernel(
                 kernel, values, _Dim3(*grid), block[0], int(shared_bytes), _order.get(),
                 _launch_memory(library),
@@ -386,14 +387,6 @@ def _launch_memory(library: ctypes.CDLL) -> int:
     if not _memory:
         _memory.append(library.new_launch_memory())
     return _memory[0]
-
-
-def _begin_trace(library: ctypes.CDLL, it: Trace, name: str, buffers) -> _trace.Launch:
-    extents = [_extent(buffer) for buffer in buffers or []]
-    launched = _trace.Launch(it, name, [start for _, _, start in extents])
-    launched.ranges = (_trace.Range * len(extents))(*(extent[:2] for extent in extents))
-    library.trace_into(launched.callback, launched.ranges, len(extents))
-    return launched
 
 
 def _extent(buffer: np.ndarray | tuple[int, int]) -> tuple[int, int, int]:

@@ -151,8 +151,8 @@ def forward(k, v, w, u, state, keep):
     """(outputs, last state, outputs before they were rounded, logarithms of the denominators).
 
     k and v are (..., N, D), w and u (..., D) in float32, and the state (..., 3, D) in float32 has
-    all leading dimensions. The last two are what `backward` wants to know. They are (..., 0) without
-    `keep`, the third also where nothing is rounded.
+    all leading dimensions. The last two are for `backward`: (..., 0) without `keep`, the third
+    also where nothing is rounded.
     """
     dtype, leading = _arguments.dtype_name(k), state.shape[:-2]
     shape, nothing = (*leading, *k.shape[-2:]), (*leading, 0)

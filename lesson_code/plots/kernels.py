@@ -107,6 +107,7 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
     accesses = {name: np.unique(np.asarray(row)) for name, row in accesses.items()}
     most = max(len(np.unique(row[row >= 0] // 128)) for row in accesses.values())
     height = 1.6 + min(0.2 * max(most, 4), 2.6)
+    whole_lines = True
     figure, (panels,) = new_figure(
         len(accesses), width=5.6, height=height, sharex=True, sharey=True
     )
@@ -114,6 +115,7 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
         asked = offsets[offsets >= 0]
         lines = np.unique(asked // 128)
         sectors = np.unique(asked // 32 * 32)
+        whole_lines &= len(sectors) == 4 * len(lines)
         for y in range(len(lines)):
             axes.add_patch(Rectangle((0, y), 128, 0.72, fc="white", ec="#bdbdbd", linewidth=0.8))
         for starts, width, fill in (sectors, 32, PALE_VERMILION), (asked, size, BLUE):
@@ -127,6 +129,8 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
         axes.spines[["left", "bottom"]].set_visible(False)
     panels[0].set_ylim(max(most, 4), -0.3)
     looks = {"asked for": BLUE, "comes along": PALE_VERMILION, "rest of the line": "white"}
+    if whole_lines:
+        del looks["rest of the line"]
     handles = [Patch(fc=fill, ec="#bdbdbd") for fill in looks.values()]
     figure.legend(handles, list(looks), loc="outside lower center", ncols=3)
     return figure

@@ -71,12 +71,18 @@ def state_of(place, S, z):
 # ---- Values. -------------------------------------------------------------------------------------
 
 
-@every_case
-@both_normalizations
+# Each kernel and dtype with the usual widths; and other sizes with one dtype for each kernel, as
+# every combination is a compilation.
+SIZES = [(1, 5, 3), (16, 16, 8), (63, 64, 64), (200, 20, 33), (130, 80, 130)]
+ONE_DTYPE = {"recurrent": "float32", "chunked": "float32", "tensor_core": "bfloat16"}
+
+
 @pytest.mark.parametrize(
-    ("N", "C", "M"),
-    [(1, 5, 3), (16, 16, 8), (63, 64, 64), (65, 64, 64), (200, 20, 33), (130, 80, 130)],
+    ("kernel", "dtype", "N", "C", "M"),
+    [(*case, 65, 64, 64) for case in TOLERANCE]
+    + [(*case, *sizes) for case in ONE_DTYPE.items() for sizes in SIZES],
 )
+@both_normalizations
 def test_outputs_and_states_of_all_kernels(place, kernel, dtype, normalize, N, C, M):
     rng = np.random.default_rng(N)
     q, k, v = draw(rng, dtype, N, C, M, ((2,), (2,), (2,)))
@@ -99,10 +105,10 @@ def test_outputs_and_states_of_all_kernels(place, kernel, dtype, normalize, N, C
     assert (place.get(state.S) == S).all()  # what was given is left alone
 
 
-@every_case
-@both_normalizations
+@every_kernel
 @pytest.mark.parametrize(("C", "M"), [(256, 256), (250, 7), (1, 255), (129, 65), (144, 64)])
-def test_widths_up_to_256(kernel, dtype, normalize, C, M):
+def test_widths_up_to_256(kernel, C, M):
+    dtype, normalize = ONE_DTYPE[kernel], True
     q, k, v = draw(np.random.default_rng(C), dtype, 70, C, M)
     actual, state = causal_scan(
         q, k, v, normalize=normalize, return_state=True, kernel=kernel, device="cpu"
@@ -112,7 +118,7 @@ def test_widths_up_to_256(kernel, dtype, normalize, C, M):
     assert error(state.S, last.S) < 2e-6 and error(state.z, last.z) < 2e-6
 
 
-WIDTHS = st.sampled_from([1, 2, 5, 8, 16, 17])
+WIDTHS = st.sampled_from([1, 2, 5, 8, 16])
 
 
 @every_kernel
@@ -138,7 +144,7 @@ WIDTHS = st.sampled_from([1, 2, 5, 8, 16, 17])
 def test_awkward_shapes(kernel, N, C, M, leading, normalize, data):
     dtype = "float16" if kernel == "tensor_core" else "float32"
     rng = np.random.default_rng(N)
-    q, k, v = draw(rng, dtype, N, C, M, leading)
+    q, k, v = map(np.abs, draw(rng, dtype, N, C, M, leading))  # no sum comes near zero
     with_state = data.draw(st.booleans())
     state = None
     if with_state:
@@ -167,8 +173,9 @@ def test_a_sequence_without_features_or_values(kernel):
         assert (state.z == 40).all()
 
 
-@every_case
-def test_layouts_are_read_where_they_are(place, kernel, dtype):
+@every_kernel
+def test_layouts_are_read_where_they_are(place, kernel):
+    dtype = ONE_DTYPE[kernel]
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, dtype, 70, 2 * 24, 24, ((2, 3), (1, 3), (2, 1)))
     out, _ = expected(q[..., ::2], k[..., ::2], v, True)
@@ -339,12 +346,14 @@ def test_where_nan_goes(kernel):
 # ---- Gradients. ----------------------------------------------------------------------------------
 
 
-@every_case
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [*ONE_DTYPE.items(), ("chunked", "bfloat16"), ("tensor_core", "float16")]
+)
 @both_normalizations
 @pytest.mark.parametrize("with_state", [False, True], ids=["from-zero", "from-a-state"])
 @pytest.mark.parametrize("keep", [False, True], ids=["outputs", "outputs-and-state"])
-@pytest.mark.parametrize(("N", "C", "M"), [(150, 16, 16), (70, 20, 33)])
-def test_gradients(kernel, dtype, normalize, with_state, keep, N, C, M):
+def test_gradients(kernel, dtype, normalize, with_state, keep):
+    N, C, M = 150, 20, 33
     leading = ((2, 1), (2, 1), (1, 2))
     rng = np.random.default_rng(N)
     arrays = [*draw(rng, dtype, N, C, M, leading)]
@@ -484,7 +493,7 @@ def test_no_result_depends_on_the_order_of_threads(kernel):
 @every_kernel
 def test_no_races(kernel):
     with emulator.trace() as counted:
-        everything(kernel, N=300)
+        everything(kernel, N=140)
     assert "split_gradient" in counted.kernels
     counted.check()
 
@@ -566,7 +575,7 @@ import numpy as np
 from lesson_code.cupy import causal_scan
 rng = np.random.default_rng(0)
 for kernel in ("recurrent", "chunked", "tensor_core"):
-    for N, C, M in ((70, 16, 8), (65, 20, 33), (1, 3, 5), (600, 17, 9)):
+    for N, C, M in ((70, 16, 8), (1, 3, 5), (600, 17, 9)):
         q, k, v = (rng.random((2, N, width)).astype(np.float16) for width in (C, C, M))
         causal_scan(q, k, v, normalize=True, return_state=True, kernel=kernel, device="cpu")
 print("clean")

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from lesson_code.cupy import emulator
+from lesson_code.cupy import _trace, emulator
 
 ORDERS = ["forward", "reverse", 0, 1, 2, 3]
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -465,6 +465,22 @@ def test_lanes_that_are_not_there(module):
         trace.lanes("add", at_line, kind="store", execution=1)
 
 
+def test_lines_are_unknown_without_addr2line(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert _trace.line_numbers(Path("none.so"), "test.cu", [1, 2]) == {1: None, 2: None}
+
+
+def test_counts_of_nothing():
+    counts = emulator.Counts()
+    assert counts.line_efficiency == counts.sector_efficiency == 1
+    assert counts.idle_share == counts.bank_conflicts == counts.multiply_adds == 0
+
+
+def test_wrong_buffers(module):
+    with emulator.trace(), pytest.raises(TypeError, match="buffers must be NumPy arrays or"):
+        module.launch("divide", 1, 1, [np.intp()], buffers=["x"])
+
+
 # ---- Races. --------------------------------------------------------------------------------------
 
 
@@ -554,7 +570,7 @@ def test_unwritten_shared_memory(module):
             f"line {line('x[1] = ')}: only 1 of the 32 threads of warp 1 reach this warp operation",
         ),
         ("two_operations", 20, "threads of warp 0 wait at different operations"),
-        ("masked", 20, "the mask of a shuffle must be 0xffffffff, all lanes, got 0x0000ffff"),
+        ("masked", 20, "the mask of lanes must be 0xffffffff, all, got 0x0000ffff"),
     ],
 )
 def test_threads_that_wait_in_vain(module, name, threads, sentence, which):

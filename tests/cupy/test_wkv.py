@@ -1,4 +1,4 @@
-"""The WKV kernels: against NumPy and torch in float64, what they load and store, what they refuse."""
+"""The WKV kernels: against NumPy and torch in float64, what they load and store, and refuse."""
 
 import functools
 import re
@@ -11,7 +11,7 @@ import torch
 
 import lesson_code.numpy as ln
 import lesson_code.torch as lt
-from lesson_code.cupy import _kernels, _torch_wkv, emulator
+from lesson_code.cupy import _arrays, _kernels, _torch_wkv, emulator
 from lesson_code.cupy.wkv import THREADS, backward, forward, wkv
 from lesson_code.numpy.wkv import EMPTY
 
@@ -49,9 +49,7 @@ def run(place, args, state=None):
     """The kernel on NumPy's numbers, wherever it runs."""
     kind = lt.WKVState if place.library == "torch" else ln.WKVState
     state = None if state is None else kind(*place.put(*state))
-    out, last = wkv(
-        *place.put(*args), initial_state=state, return_state=True, device=place.device
-    )
+    out, last = wkv(*place.put(*args), initial_state=state, return_state=True, device=place.device)
     assert isinstance(last, kind) and str(args[0].dtype) in str(out.dtype)
     return place.get(out), ln.WKVState(*map(place.get, last))
 
@@ -122,18 +120,20 @@ def test_arrays_may_lie_anywhere_in_memory(place):
         order = np.argsort(axes)
         x, y = (np.ascontiguousarray(x.transpose(axes)) for x in (k, v))
         x, y, *parameters = place.put(x, y, w, u)
-        permuted = (x.permute(*order) if hasattr(x, "permute") else x.transpose(order) for x in (x, y))
-        found = wkv(*permuted, *parameters, device=place.device)
+        x, y = (
+            x.permute(*order) if place.library == "torch" else x.transpose(order) for x in (x, y)
+        )
+        found = wkv(x, y, *parameters, device=place.device)
         np.testing.assert_array_equal(place.get(found), expected)
     both, parameters = np.concatenate([k, v], axis=-1), np.stack([w, u], axis=-1)
     both, parameters = place.put(both, parameters)  # rows and parameters that are parts of others
     parts = both[..., :6], both[..., 6:], parameters[:, 0], parameters[:, 1]
     np.testing.assert_array_equal(place.get(wkv(*parts, device=place.device)), expected)
-    alike = place.put(k[:1, :1], v, w, u)
-    alike[0] = alike[0] + 0 * alike[1]
-    once = place.put(k[:1, :1], v, w, u)
-    found = (place.get(wkv(*x, device=place.device)) for x in (alike, once))
-    np.testing.assert_array_equal(*found)
+    expected, _ = run(place, (np.repeat(k[:1], 2, axis=0), v, w, u))
+    k, v, w, u = place.put(k[:1], v, w, u)
+    for x in (k, k[0], _arrays.broadcast(k, v.shape)):  # one sequence in memory for two
+        found = wkv(x, v, w, u, device=place.device)
+        np.testing.assert_array_equal(place.get(found), expected)
 
 
 def test_numpy_arrays_backwards_and_of_the_other_byte_order():
@@ -532,6 +532,7 @@ def test_every_byte_once(dtype, N):
 @every_dtype
 def test_any_order_of_the_threads(dtype):
     expected = both_kernels(11, 50, (3,), str(dtype))
+    assert not expected[-1][..., 2, :].any()  # no gradient goes through the maximum
     for order in ("reverse", 0, 1):
         with emulator.order(order):
             found = both_kernels(11, 50, (3,), str(dtype))
@@ -578,7 +579,6 @@ def refuses(error, message):
 
 def test_what_is_refused():
     k, v, w, u = draw(26)
-    state = draw_state()
     with refuses(ValueError, "device must be 'cuda' or 'cpu', got 'gpu'."):
         wkv(k, v, w, u, device="gpu")
     with refuses(TypeError, "k must be a CuPy array or a CUDA torch tensor, got numpy.ndarray; "):
