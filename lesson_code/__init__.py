@@ -7,6 +7,8 @@ be compared line by line:
     The equations, a few lines each; NumPy is all that it needs.
 ``lesson_code.torch``
     The same on PyTorch: any device, differentiable, fast, with modules to train and decode.
+``lesson_code.cupy``
+    Linear attention and WKV as CUDA kernels, which also run, and can be counted, without a GPU.
 
 ``import lesson_code`` itself imports nothing else.
 """

@@ -18,7 +18,10 @@ import lesson_code
 
 ROOT = Path(__file__).resolve().parent.parent
 INSTALLED = {found.metadata["Name"]: found for found in importlib.metadata.distributions()}
-MODULES = ["lesson_code", "lesson_code.numpy", "lesson_code.checks", "lesson_code.costs"]
+MODULES = [
+    *("lesson_code", "lesson_code.numpy", "lesson_code.cupy", "lesson_code.cupy.emulator"),
+    *("lesson_code.checks", "lesson_code.costs"),
+]
 
 
 # --- NumPy is all it needs ---------------------------------------------------------------------

@@ -127,6 +127,21 @@ def broadcast(array, shape):
     return np.broadcast_to(array, shape)
 
 
+def join(arrays):
+    """A new array of float32 with the columns of all of them."""
+    match library(arrays[0]):
+        case "torch":
+            import torch
+
+            return torch.cat([array.float() for array in arrays], dim=-1)
+        case "cupy":
+            import cupy
+
+            return cupy.concatenate([array.astype("float32") for array in arrays], axis=-1)
+        case _:
+            return np.concatenate([array.astype("float32") for array in arrays], axis=-1)
+
+
 def address(array) -> int:
     """Where the first number lies in memory."""
     match library(array):

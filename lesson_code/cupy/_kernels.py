@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import re
 from importlib.resources import files
 
 import numpy as np
@@ -17,17 +16,7 @@ def text(file: str) -> str:
 
 def source(file: str) -> str:
     """A kernel file with what both backends put before it."""
-    return f'{text("rows.h")}#line 1 "{file}"\n{text(file)}'
-
-
-def _sections(source: str, macros: dict) -> str:
-    """The source without the sections that its macros switch off."""
-    return re.sub(
-        r"^#ifdef (\w+)\n(.*?)^#endif\n",
-        lambda match: match[0] if match[1] in macros else "\n" * match[0].count("\n"),
-        source,
-        flags=re.MULTILINE | re.DOTALL,
-    )
+    return f'#line 1 "rows.h"\n{text("rows.h")}#line 1 "{file}"\n{text(file)}'
 
 
 def options(macros: dict) -> tuple:
@@ -89,7 +78,7 @@ def cupy():
 def _load_cpu(file: str, macros: tuple):
     from lesson_code.cupy import emulator
 
-    return emulator.load(_sections(source(file), dict(macros)), dict(macros), name=file)
+    return emulator.load(source(file), dict(macros), name=file)
 
 
 @functools.cache
@@ -119,8 +108,13 @@ def place(array):
     if _arrays.library(array) == "torch" and array.device.type == "cuda":
         import torch
 
-        stream = torch.cuda.current_stream(array.device).cuda_stream
-        with cupy().cuda.Device(array.device.index), cupy().cuda.ExternalStream(stream):
+        stream = torch.cuda.current_stream(array.device)
+        cuda = cupy().cuda
+        if hasattr(cuda.Stream, "from_external") and hasattr(stream, "__cuda_stream__"):
+            stream = cuda.Stream.from_external(stream)
+        else:  # CuPy before 14, or torch before it knew the protocol
+            stream = cuda.ExternalStream(stream.cuda_stream)
+        with cuda.Device(array.device.index), stream:
             yield
     elif _arrays.library(array) == "cupy":
         with array.device:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lesson_code.cupy.wkv import backward, forward
 from lesson_code.torch._memory import check_values
-from lesson_code.torch._operators import once_differentiable
+from lesson_code.torch._operators import lead, once_differentiable
 from lesson_code.torch.wkv import WKVState, begin
 
 
@@ -66,23 +66,8 @@ def _(grad_out, grad_last, k, v, w, u, state, *_):
     return tuple(x.new_empty(x.shape) for x in (k, v, w, u, state))
 
 
-def _vmap(operator):
-    """The rule by which vmap calls an operator: the mapped axis is one more leading dimension."""
-
-    def rule(info, in_dims, *args):
-        def first(x, dim):
-            if not isinstance(x, Tensor):
-                return x
-            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-        out = operator(*map(first, args, in_dims))
-        return out, (0,) * len(out)
-
-    return rule
-
-
-_wkv.register_vmap(_vmap(_wkv))
-_wkv_backward.register_vmap(_vmap(_wkv_backward))
+_wkv.register_vmap(lead(_wkv))
+_wkv_backward.register_vmap(lead(_wkv_backward))
 
 _backward_once = once_differentiable(
     _wkv_backward,

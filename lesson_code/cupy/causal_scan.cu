@@ -360,8 +360,7 @@ __device__ __forceinline__ void multiply_row(float (&sums)[COLUMNS / 8][4], cons
 __device__ __forceinline__ void update_state(State& state, Tiles tiles) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
- #pragma unroll
-   for (int b = 0; b < BANDS; b++) {
+    for (int b = 0; b < BANDS; b++) {
         const int c0 = (threadIdx.x / 32 + b * WARPS) * 16;
         if (c0 >= FEATURES) break;
         for (int t0 = 0; t0 < CHUNK; t0 += 16) {
@@ -383,6 +382,7 @@ __device__ __forceinline__ void compute_outputs(float (&output)[COLUMNS / 8][4],
     }
     for (int j0 = 0; j0 <= row0; j0 += 16) {  // later tokens are in the future
         float scores[2][4] = {};
+#pragma unroll 4
         for (int c0 = 0; c0 < FEATURES; c0 += 16) {
             load_matrices(a, own_queries + c0);
             load_matrices(b, tiles.keys + (j0 + lane / 16 * 8 + lane % 8) * FEATURE_PITCH + c0 + lane / 8 % 2 * 8);

@@ -92,10 +92,10 @@ def causal_scan(
     large. "chunked" needs memory for a state of every 64th token.
 
     On torch tensors it is differentiable, once, in q, k, v and the initial state, through outputs
-    and state, and ``torch.compile`` takes it as one operator. The gradients are three more scans
-    (the book's chapter on the kernels derives them) by the same kernel, but for ``normalize=True``
-    in float16, where a gradient over its normalizer could vanish: there "tensor_core" hands over to
-    "chunked". They need the inputs, the outputs and one number per token.
+    and state; ``torch.compile`` and ``torch.func`` take it as one operator. The gradients are three
+    more scans (the book's chapter on the kernels derives them) by the same kernel, but for
+    ``normalize=True`` in float16, where a gradient over its normalizer could vanish: there
+    "tensor_core" hands over to "chunked". They need the inputs, the outputs and one number a token.
 
     NaN reaches the outputs that depend on it and no other sequence; in "chunked" and "tensor_core"
     it may reach earlier positions of its chunk, as 0 * NaN is NaN.
@@ -125,9 +125,9 @@ def causal_scan(
     _arguments.check_leading(q=q.shape[:-2], initial_state=leading)
 
     if _arrays.library(q) == "torch":
-        from lesson_code.cupy import _torch
+        from lesson_code.cupy import _torch_scan
 
-        out, last = _torch.causal_scan(q, k, v, initial, normalize, return_state, kernel)
+        out, last = _torch_scan.causal_scan(q, k, v, initial, normalize, return_state, kernel)
     else:
         out, last, _ = forward(q, k, v, initial, normalize, return_state, kernel)
     return (out, _unpack(last, leading)) if return_state else out
@@ -214,7 +214,7 @@ def _check_kernel(kernel, q, k, v, device) -> str:
 
 
 def _pack(state, k, v, with_z: bool, device):
-    """The state as the kernels take it, a new array: S and, as one more column behind it, z."""
+    """The state as the kernels take it: S and, as one more column behind it, z, in float32."""
     if not (hasattr(state, "S") and hasattr(state, "z")):
         raise TypeError(
             f"initial_state must be a LinearAttentionState, got {type(state).__name__}."
@@ -226,11 +226,8 @@ def _pack(state, k, v, with_z: bool, device):
     leading = _arguments.check_leading(
         k=k.shape[:-2], v=v.shape[:-2], S=S.shape[:-2], z=z.shape[:-1]
     )
-    packed = _arrays.empty((*leading, sizes["C"], sizes["M"] + with_z), "float32", k)
-    packed[..., : sizes["M"]] = S
-    if with_z:
-        packed[..., -1] = z
-    return packed
+    columns = [S, z[..., None]] if with_z else [S]
+    return _arrays.join([_arrays.broadcast(x, (*leading, *x.shape[-2:])) for x in columns])
 
 
 def _unpack(last, leading):

@@ -405,7 +405,7 @@ template <> inline bfloat16 from_float(float x) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};  // NaN
     return {(unsigned short)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16)};
 }
-// Not in line: a compiler might repeat the store that follows behind each branch, and a trace count several.
+// Not inline: g++ would repeat the store that follows in each branch, and a trace count them all.
 UNTRACED static unsigned short float16_bits(float x) {
     unsigned sign = __float_as_uint(x) >> 16 & 0x8000u, rest = __float_as_uint(x) & 0x7fffffffu;
     if (rest > 0x7f800000u) rest = 0x7fff;                       // NaN
@@ -558,6 +558,10 @@ UNTRACED static void on_signal(int number, siginfo_t* info, void*) {
         fail(0, "thread %u needs more than %zu bytes for its local arrays", thread, STACK);
     if (at >= stacks && at < stacks + MEMORY)
         fail(0, "thread %u reaches beyond the dynamic shared memory", thread);
+#if defined(SI_KERNEL)
+    if (info->si_code == SI_KERNEL)  // Linux does not tell which
+        fail(0, "thread %u uses an address that is misaligned, or none of any memory", thread);
+#endif
     fail(0, "thread %u reaches for the address %p, where no array lies", thread, (const void*)at);
 }
 

@@ -53,15 +53,19 @@ _FLAGS = ["-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fno-exceptions", 
 _FLAGS += ["-fvisibility=hidden", "-w"]  # libraries with the same names must not meet
 _VARIANTS = {
     "plain": [],
-    # The calls that the thread sanitizer asks for are in cpu_trace.h.
-    "traced": [
-        "-DTRACED",
-        "-g",
-        "-fsanitize=thread",
-        "-fno-tree-vectorize",
-        "-fno-tree-slp-vectorize",
-    ],
+    # The calls that the thread sanitizer asks for are in cpu_trace.h. An access stays one
+    # instruction: not several joined into a vector, not one repeated behind each of two branches.
+    "traced": ["-DTRACED", "-g", "-fsanitize=thread"]
+    + ["-fno-tree-vectorize", "-fno-tree-slp-vectorize"],
     "sanitized": ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+}
+_GCC = {
+    "traced": ["-fno-thread-jumps"],
+    "sanitized": ["-fsanitize-sections=shared_memory"],  # leaves space between shared arrays, too
+}
+_CLANG = {  # by default it passes over loads before a store to the same place
+    "traced": ["-mllvm", "-tsan-instrument-read-before-write=1"]
+    + ["-mllvm", "-jump-threading-threshold=0"],
 }
 _SANITIZE = "LESSON_CODE_SANITIZE"  # set in the processes that `sanitized` starts
 
@@ -201,8 +205,10 @@ def sanitized(code: str, *, timeout: float = 300) -> subprocess.CompletedProcess
     RuntimeError
         If the compiler has no AddressSanitizer that another program can load.
     """
-    command = _compiler()
-    runtime = next(filter(None, (_runtime(tuple(command), name) for name in _RUNTIMES)), None)
+    command = tuple(_compiler())
+    clang = [f"libclang_rt.asan-{platform.machine()}.so", "libclang_rt.asan.so"]
+    names = clang if _is_clang(command) else ["libasan.so"]
+    runtime = next(filter(None, (_runtime(command, name) for name in names)), None)
     if runtime is None:
         raise RuntimeError(f"the compiler {shlex.join(command)} has no AddressSanitizer to load.")
     environment = os.environ | {
@@ -218,14 +224,10 @@ def sanitized(code: str, *, timeout: float = 300) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
-_RUNTIMES = ["libasan.so", f"libclang_rt.asan-{platform.machine()}.so", "libclang_rt.asan.so"]
-
-
 @functools.cache
 def _runtime(command: tuple, name: str) -> str | None:
     """Path of a library of the compiler's."""
-    result = subprocess.run([*command, f"-print-file-name={name}"], capture_output=True, text=True)
-    path = Path(result.stdout.strip())
+    path = Path(_run(command, f"-print-file-name={name}").stdout.strip())
     return str(path.resolve()) if path.is_absolute() and path.exists() else None
 
 
@@ -450,8 +452,14 @@ def _compiler() -> list[str]:
 
 @functools.cache
 def _is_clang(command: tuple) -> bool:
-    result = subprocess.run([*command, "--version"], capture_output=True, text=True)
-    return "clang" in result.stdout
+    return "clang" in _run(command, "--version").stdout
+
+
+def _run(command: Sequence[str], *options: str, folder: Path | None = None):
+    try:
+        return subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
+    except OSError as error:
+        raise RuntimeError(f"the compiler {shlex.join(command)} cannot be run: {error}.") from error
 
 
 @functools.cache
@@ -495,24 +503,16 @@ def _built(source: str, macros: dict, name: str, variant: str) -> Path:
 def _compile(
     compiler: list[str], flags: list[str], source: str, name: str, variant: str, folder: Path
 ) -> None:
-    if variant == "traced" and _is_clang(tuple(compiler)):  # else it leaves out loads before stores
-        flags = [*flags, "-mllvm", "-tsan-instrument-read-before-write=1"]
-    if variant == "sanitized" and not _is_clang(tuple(compiler)):  # shared arrays, too
-        flags = [*flags, "-fsanitize-sections=shared_memory"]
+    flags = [*flags, *(_CLANG if _is_clang(tuple(compiler)) else _GCC).get(variant, [])]
     # Without the sanitizer's library, and without any: Python has what the kernels need of C.
     link = ["-shared", *(_VARIANTS[variant] if variant == "sanitized" else ["-nostdlib"])]
+    if variant == "sanitized" and _is_clang(tuple(compiler)):
+        link += ["-shared-libsan"]
     if platform.system() == "Darwin":
         link += ["-undefined", "dynamic_lookup"]
 
     def run(*options: str) -> str:
-        try:
-            result = subprocess.run(
-                [*compiler, *options], cwd=folder, capture_output=True, text=True
-            )
-        except OSError as error:
-            raise RuntimeError(
-                f"the compiler {shlex.join(compiler)} cannot be run: {error}."
-            ) from error
+        result = _run(compiler, *options, folder=folder)
         if result.returncode:
             raise RuntimeError(f"{name} cannot be compiled:\n{result.stderr}")
         return result.stdout

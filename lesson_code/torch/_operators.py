@@ -23,6 +23,24 @@ def fold(operator):
     return rule
 
 
+def lead(operator):
+    """The rule by which vmap calls an operator: the mapped axis is one more leading dimension.
+
+    All its tensors must have the same leading dimensions.
+    """
+
+    def rule(info, in_dims, *args):
+        def first(x, dim):
+            if not isinstance(x, Tensor):
+                return x
+            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+        out = operator(*map(first, args, in_dims))
+        return out, (0,) * len(out)
+
+    return rule
+
+
 def once_differentiable(backward, message):
     """The operator `backward`, with an error as its derivative.
 

@@ -454,13 +454,40 @@ def test_compiled(normalize):
         torch.testing.assert_close(a, b)
 
 
-def test_the_operators_of_torch_are_well_formed():
-    q, k = torch.rand(2, 20, 4), torch.rand(2, 20, 4)
-    v, initial = torch.rand(2, 20, 3), torch.rand(2, 4, 4)
-    forward = torch.ops.lesson_code.causal_scan.default
-    inputs = [x.requires_grad_() for x in (q, k, v, initial)]
-    torch.library.opcheck(forward, (*inputs, True, True, "chunked"))
-    torch.library.opcheck(forward, (q, k, v, None, False, False, "recurrent"))
+@both_normalizations
+def test_under_vmap_and_torch_func(normalize):
+    q, k, v = torch.rand(3, 40, 8), torch.rand(2, 3, 40, 8), torch.rand(3, 40, 5)
+    S, z = torch.rand(2, 8, 5), torch.rand(8)
+
+    def loss(q, k, v, S, by_kernel=True):
+        options = {"normalize": normalize, "return_state": True}
+        options["initial_state"] = lt.LinearAttentionState(S, z)
+        if by_kernel:
+            out, last = causal_scan(q, k, v, device="cpu", **options)
+        else:
+            options |= {"feature_map": lt.identity, "causal": True, "form": "masked"}
+            out, last = lt.linear_attention(q, k, v, **options)
+        return out.sum() + last.S.square().sum() + last.z.sum()
+
+    gradients = torch.func.grad(loss, argnums=(0, 1, 2, 3))
+    mapped = torch.func.vmap(gradients, in_dims=(None, 0, None, 0))
+    right = torch.func.grad(lambda *args: loss(*args, by_kernel=False), argnums=(0, 1, 2, 3))
+    for i, *mine in zip(range(2), *mapped(q, k, v, S), strict=True):
+        for a, b in zip(mine, right(q, k[i], v, S[i]), strict=True):
+            assert error(a, b) < 5e-6
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_compiling_is_told_of_the_operators(keep):
+    q, k, v, initial = (torch.rand(2, *shape) for shape in ((20, 4), (20, 4), (20, 3), (4, 4)))
+    operators, checks = torch.ops.lesson_code, ("test_schema", "test_faketensor")
+    initial = initial if keep else None
+    inputs = (q, k, v, initial, keep, keep, "chunked")
+    torch.library.opcheck(operators.causal_scan.default, inputs, test_utils=checks)
+    out, last, normalizers = operators.causal_scan(*inputs)
+    grad_last = last if keep else None
+    inputs = (out, grad_last, q, k, v, initial, out, normalizers, keep, "chunked")
+    torch.library.opcheck(operators.causal_scan_backward.default, inputs, test_utils=checks)
 
 
 # ---- Races, orders, and memory. ------------------------------------------------------------------
@@ -680,8 +707,7 @@ class RawModule:
         assert code.startswith(_kernels.text("gpu.h"))
         assert isinstance(options, tuple) and "--std=c++17" in options
         macros = dict(option[2:].split("=", 1) for option in options if option.startswith("-D"))
-        source = _kernels._sections(code.removeprefix(_kernels.text("gpu.h")), macros)
-        self.module = emulator.load(source, macros)
+        self.module = emulator.load(code.removeprefix(_kernels.text("gpu.h")), macros)
 
     def get_function(self, name):
         return Kernel(self.module, name)

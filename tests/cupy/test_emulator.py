@@ -599,6 +599,8 @@ def test_an_address_in_no_array(module):
 
 
 def test_a_misaligned_address(module):
+    if emulator._is_clang(tuple(emulator._compiler())):
+        pytest.skip("clang copies 16 bytes by memcpy, which asks for no alignment")
     x, out = np.zeros(32, np.uint8), np.zeros(16, np.uint8)
     with (
         emulator.trace(),

@@ -1,0 +1,111 @@
+"""The causal scan by its kernels as an operator of torch, for autograd, compile and vmap."""
+
+import torch
+from torch import Tensor
+
+from lesson_code.cupy.causal_scan import backward, forward
+from lesson_code.torch._operators import lead, once_differentiable
+
+
+def causal_scan(q, k, v, initial, normalize, keep, kernel):
+    """(outputs, last state, which is empty unless kept), both differentiable."""
+    states = () if initial is None else initial.shape[:-2]
+    leading = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], states)
+    q, k, v = (x.expand(*leading, *x.shape[-2:]) for x in (q, k, v))
+    if initial is not None:
+        initial = initial.expand(*leading, *initial.shape[-2:])
+    out, last, _ = _Scan.apply(q, k, v, initial, normalize, keep, kernel)
+    return out, last
+
+
+@torch.library.custom_op("lesson_code::causal_scan", mutates_args=())
+def _scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial: Tensor | None,
+    normalize: bool,
+    keep: bool,
+    kernel: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`forward` of causal_scan.py, of tensors that all have the same leading dimensions."""
+    results = forward(q, k, v, initial, normalize, keep, kernel)
+    return tuple(_nothing(q) if x is None else x for x in results)
+
+
+@torch.library.custom_op("lesson_code::causal_scan_backward", mutates_args=())
+def _scan_backward(
+    grad: Tensor,
+    grad_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial: Tensor | None,
+    out: Tensor,
+    normalizers: Tensor,
+    normalize: bool,
+    kernel: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`backward` of causal_scan.py."""
+    arguments = grad, grad_last, q, k, v, initial, out, normalizers, normalize, kernel
+    *gradients, d_initial = backward(*arguments)
+    return *gradients, _nothing(q) if d_initial is None else d_initial
+
+
+@_scan.register_fake
+def _(q, k, v, initial, normalize, keep, kernel):
+    state, floats = (*v.shape[:-2], k.shape[-1], v.shape[-1] + 1), {"dtype": torch.float32}
+    last = q.new_empty(state, **floats) if keep else _nothing(q)
+    normalizers = q.new_empty(v.shape[:-1], **floats) if normalize else _nothing(q)
+    return q.new_empty(v.shape), last, normalizers
+
+
+@_scan_backward.register_fake
+def _(grad, grad_last, q, k, v, initial, *_):
+    gradients = [x.new_empty(x.shape) for x in (q, k, v)]
+    return *gradients, _nothing(q) if initial is None else initial.new_empty(initial.shape)
+
+
+def _nothing(like):
+    """Operators return tensors alone: this one stands for None, wherever vmap is."""
+    return like.new_empty((*like.shape[:-2], 0), dtype=torch.float32)
+
+
+_scan.register_vmap(lead(_scan))
+_scan_backward.register_vmap(lead(_scan_backward))
+
+_backward_once = once_differentiable(
+    _scan_backward,
+    "the kernels of causal_scan can be differentiated once, in reverse mode: for more take "
+    "lesson_code.torch.linear_attention with form='masked'.",
+)
+
+
+class _Scan(torch.autograd.Function):
+    """`_scan` with `_scan_backward` as its derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q, k, v, initial, normalize, keep, kernel):
+        return _scan(q, k, v, initial, normalize, keep, kernel)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, initial, ctx.normalize, ctx.keep, ctx.kernel = inputs
+        out, _, normalizers = output
+        ctx.mark_non_differentiable(normalizers)
+        if not ctx.normalize:  # the gradients need no outputs then
+            out = normalizers
+        ctx.save_for_backward(q, k, v, initial, out, normalizers)
+
+    @staticmethod
+    def backward(ctx, grad, grad_last, _):
+        grad_last = grad_last if ctx.keep else None
+        arguments = grad, grad_last, *ctx.saved_tensors, ctx.normalize, ctx.kernel
+        if torch.compiler.is_compiling():  # which traces no Function inside a Function
+            *gradients, d_initial = _scan_backward(*arguments)
+        else:
+            *gradients, d_initial = _backward_once(*arguments)
+        _, _, _, initial, *_ = ctx.saved_tensors
+        return *gradients, None if initial is None else d_initial, None, None, None
