@@ -127,7 +127,7 @@ class Counts:
 
     @property
     def line_efficiency(self) -> float:
-        """Ideal over actual lines: 1 when every access is coalesced."""
+        """Ideal over actual lines, which is 1 when every access is coalesced."""
         return self.ideal_lines / self.global_lines if self.global_lines else 1.0
 
     @property
@@ -222,7 +222,7 @@ class Trace:
 
     Attributes
     ----------
-    kernels : dict of str to Counts
+    kernels : dict
         Counts by name of the kernel, summed over its launches.
     accesses : list of Access
         The same for each instruction that touches memory, in the order of the lines.
@@ -230,7 +230,7 @@ class Trace:
         Accesses whose order is left to chance, one for each pair of lines.
     unwritten : list of tuple
         (kernel, line, thread) of loads from shared memory where nobody had stored anything yet.
-    idle : dict of str to list of float
+    idle : dict
         For each phase between barriers (the first 1,024) the share of threads that had nothing to
         do, in the kernel's last launch.
     """

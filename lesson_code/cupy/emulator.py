@@ -51,6 +51,7 @@ _HEADERS = Path(__file__).parent
 _HEADER_NAMES = ["cpu.h", "cpu_trace.h"]
 _FLAGS = ["-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
 _FLAGS += ["-fvisibility=hidden", "-w"]  # libraries with the same names must not meet
+_FLAGS += ["-U_FORTIFY_SOURCE"]  # Ubuntu sets it; it takes a jump from stack to stack for an attack
 _VARIANTS = {
     "plain": [],
     # The calls that the thread sanitizer asks for are in cpu_trace.h. An access stays one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -853,3 +854,16 @@ def test_sanitizers_catch(name, step, sentence):
     done = sanitized(f"module.launch({name!r}, 1, 32, [pointer, np.int32({step})], 128)")
     assert done.returncode != 0
     assert re.search(sentence, done.stderr) and "kernel.cu" in done.stderr
+
+
+def test_flags_that_ubuntu_gives_its_compiler():
+    """There each compilation is fortified, unless told otherwise; a fibre's jump would abort."""
+    code = (
+        "import numpy as np; from lesson_code.cupy import emulator; "
+        "module = emulator.load('extern \"C\" __global__ void both() { __syncthreads(); }'); "
+        "module.launch('both', 1, 64, [])"
+    )
+    compiler = shlex.join([*emulator._compiler(), "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong"])
+    environment = os.environ | {"CXX": compiler}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert result.returncode == 0, result.stderr
