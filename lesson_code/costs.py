@@ -18,6 +18,7 @@ from lesson_code._arguments import check_flags, check_integer
 
 __all__ = [
     "CausalCost",
+    "EXCHANGE_HEADER_BYTES",
     "LinearOperations",
     "QuadraticOperations",
     "attention_matrix_entries",
@@ -36,9 +37,14 @@ __all__ = [
     "quadratic_memory",
     "quadratic_operations",
     "recurrent_cost",
+    "ring_attention_bytes",
     "scan_cost",
     "state_entries",
+    "state_exchange_bytes",
 ]
+
+# What a rank says of itself before it sends a state: 35 integers of 64 bit.
+EXCHANGE_HEADER_BYTES = 280
 
 
 def _lengths_and_widths(N: int = 0, **widths: int) -> list[int]:
@@ -447,3 +453,143 @@ def chunkwise_cost(N: int, C: int, M: int, L: int) -> CausalCost:
     work, state, _ = recurrent_cost(N, C, M)
     memory = attention_matrix_entries(min(L, N)) + state
     return CausalCost(work + inside, memory, depth=-(-N // L))  # rounded up
+
+
+# What a sequence that is split over ranks sends
+
+
+def state_exchange_bytes(
+    ranks: int,
+    C: int,
+    M: int,
+    *,
+    heads: int = 1,
+    extra: int = 1,
+    states: int = 1,
+    bytes_per_number: int = 4,
+) -> int:
+    r"""Bytes that each rank sends in one exchange of states, whatever the length of the sequence.
+
+    An all-gather in a ring passes on one message per rank and step, :math:`R - 1` times: each rank
+    sends, and receives, :math:`(R - 1) (s H C (M + e) b + h)` bytes, with s states for each of H
+    heads, e extra columns, b bytes per number and a header of h.
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks R that share the sequence.
+    C : int
+        Width of the features, or of the keys where there is no feature map.
+    M : int
+        Width of the values.
+    heads : int
+        Heads of all sequences in the batch.
+    extra : int
+        Columns beside S: one for the normalizer z, forward and backward, or for the decay, forward.
+    states : int
+        Two in the backward pass of a call that returned the last state, otherwise one.
+    bytes_per_number : int
+        Four in float32, in which half precision is sent too; eight in float64.
+
+    Returns
+    -------
+    int
+        Bytes that a rank sends, which are also those that it receives.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no integer.
+    ValueError
+        If `extra` is negative or another argument below 1.
+
+    Notes
+    -----
+    Gated linear attention sends a decay forward and none backward, ``extra=0``.
+
+    References
+    ----------
+    Sun et al. (2025), LASP-2.
+
+    Examples
+    --------
+    >>> state_exchange_bytes(4, 64, 64)
+    50760
+    >>> state_exchange_bytes(1, 64, 64)
+    0
+    """
+    _, ranks, C, M, heads, states, bytes_per_number = _lengths_and_widths(
+        ranks=ranks, C=C, M=M, heads=heads, states=states, bytes_per_number=bytes_per_number
+    )
+    extra = check_integer("extra", extra, 0)
+    payload = states * heads * C * (M + extra) * bytes_per_number
+    return (ranks - 1) * (payload + EXCHANGE_HEADER_BYTES)
+
+
+def ring_attention_bytes(
+    ranks: int,
+    N: int,
+    D: int,
+    M: int,
+    *,
+    heads: int = 1,
+    backward: bool = False,
+    bytes_per_number: int = 2,
+) -> int:
+    r"""Bytes that each rank sends in ring attention: softmax attention over a split sequence.
+
+    Each rank keeps the queries of its N / R positions, and the keys and values of every part go
+    round the ring: :math:`R - 1` times :math:`\lceil N / R \rceil H (D + M) b` bytes. Backward
+    they go round once more, with their gradients, which take one step more to come home:
+    :math:`2 R - 1` times as many bytes. Either grows with N.
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks R that share the sequence evenly.
+    N : int
+        Positions in all.
+    D : int
+        Width of the keys.
+    M : int
+        Width of the values.
+    heads : int
+        Heads of keys and values, of all sequences in the batch.
+    backward : bool
+        Count the backward pass instead.
+    bytes_per_number : int
+        Two in half precision, for the gradients as well.
+
+    Returns
+    -------
+    int
+        Bytes that a rank sends, which are also those that it receives.
+
+    Raises
+    ------
+    TypeError
+        If a count is no integer, or `backward` neither True nor False.
+    ValueError
+        If N is negative or another count below 1.
+
+    References
+    ----------
+    Liu et al. (2023), Ring attention with blockwise transformers, section 3.
+
+    Examples
+    --------
+    >>> ring_attention_bytes(4, 100_000, 64, 64)
+    19200000
+    >>> ring_attention_bytes(4, 200_000, 64, 64) // ring_attention_bytes(4, 100_000, 64, 64)
+    2
+    >>> ring_attention_bytes(4, 100_000, 64, 64, backward=True)
+    44800000
+    """
+    N, ranks, D, M, heads, bytes_per_number = _lengths_and_widths(
+        N, ranks=ranks, D=D, M=M, heads=heads, bytes_per_number=bytes_per_number
+    )
+    check_flags(backward=backward)
+    block = -(-N // ranks) * heads * (D + M) * bytes_per_number  # rounded up
+    if ranks == 1:  # nothing leaves the rank
+        return 0
+    return (2 * ranks - 1 if backward else ranks - 1) * block

@@ -26,8 +26,14 @@ if ! .venv/bin/python -c '' 2>/dev/null; then
     fi
 fi
 
-echo "Installing the requirements into .venv (about 0.5 GB to download where torch is a CPU build; once only) ..."
-if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -e .; then
+# The chapter on CUDA kernels compiles them for the CPU. Where there is no C++ compiler, pip brings one.
+compiler=ziglang==0.17.1
+for name in ${CXX:-c++ g++ clang++}; do
+    if command -v "$name" >/dev/null; then compiler=; fi
+done
+
+echo "Installing the requirements into .venv (about 0.6 GB to download where torch is a CPU build; once only) ..."
+if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt $compiler -e .; then
     echo "pip could not install the requirements (its message stands above): check the network connection and the free disk space, then run the command again."
     exit 1
 fi

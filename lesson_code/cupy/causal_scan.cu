@@ -265,7 +265,7 @@ __device__ __forceinline__ void load_tile(TYPE* tile, int pitch, Rows<const TYPE
             if (ALIGNED && column + 8 <= rows.width) {
                 eight = *reinterpret_cast<const uint4*>(rows.row(head, start + t) + column);
             } else {
-                unsigned* pairs = &eight.x;
+                unsigned* pairs = reinterpret_cast<unsigned*>(&eight);
 #pragma unroll
                 for (int j = 0; j < 4; j++)
                     pairs[j] = pack<TYPE>(rows.number(head, start + t, column + 2 * j),

@@ -27,8 +27,13 @@
 struct dim3 { unsigned x, y, z; };
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) float2 { float x, y; };
+#if defined(__clang__)  // which would copy a struct number by number
+typedef unsigned uint4 __attribute__((ext_vector_type(4)));
+typedef float float4 __attribute__((ext_vector_type(4)));
+#else
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
+#endif
 
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 

@@ -36,7 +36,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lesson_code import _arguments
-from lesson_code.costs import EXCHANGE_HEADER_BYTES
 from lesson_code.torch import chunkwise, gated, linear
 from lesson_code.torch._memory import check_values, initial_memory
 from lesson_code.torch._operators import once_differentiable
@@ -132,17 +131,17 @@ def linear_attention(
     A group of one rank calls the plain function.
 
     There is one exchange per call, and one in its backward pass; each is an all-gather of a header
-    and one of states. It sends C (M + 1) numbers per leading dimension, C M without normalizer and
-    returned state; the backward pass sends the same, twice with ``return_state=True``. The states
-    travel while the rank computes what is inside its part, forward and backward.
+    and one of states, C (M + 1) numbers for each sequence of the batch: S and z. With
+    ``return_state=True`` the backward pass sends twice as many. The states travel while the rank
+    computes what is inside its part, forward and backward.
 
     Gradients are those of the sum of the losses of all ranks, for inputs, the first rank's
     `initial_state` and parameters of `feature_map` alike; the latter are each rank's share, to be
     summed over the ranks as in data-parallel training. If any input of any rank needs gradients,
     the results of every rank do, and every rank must run backward through them, as many times and
     for calls in the same order: a rank without a loss of its own can take ``0 * out.sum()``. With
-    ``torch.autograd.grad``, name v on every rank or on none. The exchange can be differentiated
-    once, in reverse mode.
+    ``torch.autograd.grad``, name k or v on every rank or on none. The exchange can be
+    differentiated once, in reverse mode.
 
     On a GPU each exchange makes the host wait for its header. With NCCL a rank that died shows when
     the watchdog ends the others, after the group's timeout.
@@ -152,8 +151,8 @@ def linear_attention(
 
     References
     ----------
-    Katharopoulos et al. (2020), equations 8 to 12; Sun et al. (2025), LASP-2, algorithms 1 and 2,
-    for the all-gather of states.
+    Katharopoulos et al. (2020), equations 8 to 12; Sun et al. (2025), LASP-2, for the
+    all-gather of states.
 
     Examples
     --------
@@ -206,11 +205,10 @@ def linear_attention(
             q, k = (linear._features(feature_map, x) for x in (q, k))
             if on_kernels:  # which read features in half precision
                 q, k = q.to(dtype), k.to(dtype)
-            _arguments.check_same("feature_map", k.shape[-1], "one width C for q and k", q.shape[-1])
+            width = "one width C for q and k"
+            _arguments.check_same("feature_map", k.shape[-1], width, q.shape[-1])
             S, z = linear._broadcast_state(q, k, given_v, initial_state)
-            with_z = normalize or return_state
-            if with_z:
-                S = torch.cat([S, z[..., None]], dim=-1)  # (..., C, M + 1)
+            S = torch.cat([S, z[..., None]], dim=-1)  # (..., C, M + 1)
         exchange.announce(
             (q, k, v, S),
             dtype=dtype,
@@ -225,20 +223,18 @@ def linear_attention(
         )
 
     with full_precision(q):
-        values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1) if with_z else v
+        values = torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1)  # (..., N, M + 1)
         sent = exchange.send(S + k.to(S.dtype).mT @ values)
         if on_kernels:
             before, last = exchange.receive(sent)
-            state = LinearAttentionState(*_columns(S + before, v.shape[-1]))
-            out = linear._by_kernels(q, k, given_v, identity, normalize, state, False)
+            out = linear._by_kernels(q, k, given_v, identity, normalize, _state(S + before), False)
         else:
             inside = _inside(form, chunk_size, q, k, values, S) if causal else 0
             before, last = exchange.receive(sent)
-            out, denominator = _columns(inside + q @ (before if causal else last), v.shape[-1])
-            if normalize:
-                out = _divide(out, denominator[..., None])
+            out = inside + q @ (before if causal else last)
+            out = _divide(out[..., :-1], out[..., -1:]) if normalize else out[..., :-1]
     out = out.to(dtype)
-    return (out, LinearAttentionState(*_columns(last, v.shape[-1]))) if return_state else out
+    return (out, _state(last)) if return_state else out
 
 
 def gated_linear_attention(
@@ -307,9 +303,10 @@ def gated_linear_attention(
     -----
     A group of one rank calls the plain function.
 
-    The exchange sends D (M + 1) numbers per leading dimension: the memory that the part writes, and
-    the product of its gates. The backward pass sends D M, twice with ``return_state=True``. All
-    else is as in :func:`linear_attention`: what is sent when, gradients, NaN.
+    The exchange sends D (M + 1) numbers for each sequence of the batch: the memory that the part
+    writes, and the product of its gates. The backward pass sends D M, twice as many with
+    ``return_state=True``. All else is as in :func:`linear_attention`: what is sent when, gradients,
+    NaN.
 
     References
     ----------
@@ -388,20 +385,22 @@ def _inside(form, chunk_size, q, k, values, S):
     return linear._CAUSAL[form](q, k, values, S, z)[0]
 
 
-def _columns(x, M):
-    """The M columns of numerators or S, and the column of denominators or z; zeros if not there."""
-    return x[..., :M], x[..., M] if x.shape[-1] > M else torch.zeros_like(x[..., :M].sum(-1))
+def _state(S):
+    """S and z, as copies, of a state whose last column is z."""
+    return LinearAttentionState(S[..., :-1].clone(), S[..., -1].clone())
 
 
 def _ranks(function, group):
-    """How many ranks the group has; an error where there is no group, or this is no rank of it."""
+    """How many ranks the group has; an error where there is none, or this process is not in it."""
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             f"{function} across ranks needs a process group: call "
             "torch.distributed.init_process_group first, in a program that torchrun has started."
         )
-    if dist.get_rank(group) < 0:
-        raise ValueError("group must have this process among its ranks, got one that has not.")
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("group must have this process among its ranks, got one without it.")
+    if not isinstance(group, dist.ProcessGroup | None):
+        raise TypeError(f"group must be a ProcessGroup or None, got {type(group).__name__}.")
     return dist.get_world_size(group)
 
 
@@ -434,7 +433,7 @@ class _Header(NamedTuple):
         numbers = list(self[:-3])
         for shape in self[-3:]:
             numbers += [*shape, *[-1] * (_AXES - len(shape))]
-        return numbers + [0] * (EXCHANGE_HEADER_BYTES // 8 - len(numbers))
+        return numbers
 
     @classmethod
     def decode(cls, numbers: list[int]) -> "_Header":
@@ -446,7 +445,9 @@ class _Header(NamedTuple):
     @property
     def step(self) -> str:
         function = _FUNCTIONS[self.function]
-        return f"call {self.call} of {function}, backward" if self.backward else f"a {function}"
+        if self.backward:
+            return f"the backward pass of {function}, call {self.call},"
+        return f"a call of {function}"
 
     def show(self, field: str):
         value = getattr(self, field)
@@ -502,10 +503,10 @@ class _Exchange:
         """Send this rank's header: the inputs that may need gradients, and what must agree."""
         if torch._C._functorch.maybe_current_level() is not None:
             raise RuntimeError(f"{self.name} across ranks does not run under torch.func.")
-        for field in ("queries", "keys", "state"):
+        for name, field in {"q": "queries", "k": "keys", "initial_state": "state"}.items():
             if len(fields[field]) > _AXES:
                 raise ValueError(
-                    f"{field} must have at most {_AXES} leading dimensions across ranks, "
+                    f"{name} must have at most {_AXES} leading dimensions across ranks, "
                     f"got {len(fields[field])}."
                 )
         gradients = _OFF
@@ -538,18 +539,20 @@ class _Exchange:
         return _Receive.apply(self, sent)
 
     def _fold(self, gathered):
-        """The state before this part, and the one after the last."""
-        state, before = torch.zeros_like(self._split(gathered[0])[0]), None
-        for rank, (writes, decay) in enumerate(map(self._split, gathered)):
+        """The state before this part, and the one after the last part."""
+        writes, _ = self._split(gathered[0])
+        state = before = torch.zeros_like(writes)
+        for rank in range(self.ranks if self._wants_last else self.rank + 1):
+            writes, decay = self._split(gathered[rank])
             if rank == self.rank:
                 before = state
-            # The first part begins with zeros: no 0 * decay, which may be NaN.
-            state = writes if rank == 0 else self._decayed(state, decay) + writes
+            # The first part begins with nothing, and a product with 0 may be NaN.
+            state = self._decayed(state, decay) + writes if rank else writes.clone()
         return before, state
 
     def _fold_back(self, gathered, decays, before):
         """The gradient of what this rank sent, from those of what all ranks received."""
-        *states, _ = [*gathered.unbind(1), None]
+        states = gathered.unbind(1)  # (ranks, ..., C, M), one or two
         grad = states[-1].sum(0) if self._wants_last else torch.zeros_like(states[0][0])
         if self.header.causal:
             for rank in reversed(range(self.rank + 1, self.ranks)):
@@ -646,7 +649,10 @@ class _Send(torch.autograd.Function):
     def backward(ctx, _):
         gather, *saved = ctx.exchange.arriving_back
         ctx.exchange.arriving_back = None
-        return None, _once(ctx.exchange._fold_back(gather(), *saved)), None
+        with torch.no_grad():
+            grad = ctx.exchange._fold_back(gather(), *saved)
+        # Under create_graph it depends on what other ranks hold, so it is no constant.
+        return None, _once(grad.requires_grad_(torch.is_grad_enabled())), None
 
 
 class _Receive(torch.autograd.Function):
@@ -658,22 +664,23 @@ class _Receive(torch.autograd.Function):
         gathered = exchange.arriving()
         exchange.arriving = None
         before, last = exchange._fold(gathered)
-        ctx.save_for_backward(exchange._split(gathered)[1], before)
+        if exchange.has_decay:  # a copy, so that what was gathered can go
+            ctx.save_for_backward(exchange._split(gathered)[1].clone(), before)
+        else:
+            ctx.save_for_backward(sent)  # so that a second backward pass is an error here
         return before if exchange.header.causal else None, last if exchange._wants_last else None
 
     @staticmethod
-    def backward(ctx, grad_before, grad_last):
+    def backward(ctx, *grads):
         saved = ctx.saved_tensors  # an error, before anything is sent, if they have been freed
         exchange = ctx.exchange
-        headers = exchange._start(exchange._numbers(exchange.header._replace(backward=1)))
-        exchange._agree(headers)
-        used = [exchange.header.causal, exchange._wants_last]
-        states = [x for x, use in zip((grad_before, grad_last), used, strict=True) if use]
-        exchange.arriving_back = exchange._start(torch.stack(states)), *saved
-        return None, grad_before.new_zeros(()) if grad_last is None else grad_last.new_zeros(())
+        exchange._agree(exchange._start(exchange._numbers(exchange.header._replace(backward=1))))
+        states = torch.stack([grad.detach() for grad in grads if grad is not None])
+        saved = saved if exchange.has_decay else (None, None)
+        exchange.arriving_back = exchange._start(states), *saved
+        return None, states.new_zeros(())
 
 
 _once = once_differentiable(
-    lambda grad: grad.clone(),
-    "attention across ranks can be differentiated once, in reverse mode.",
+    lambda grad: grad.clone(), "attention across ranks can be differentiated once, in reverse mode."
 )

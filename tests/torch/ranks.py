@@ -1,0 +1,147 @@
+"""Ranks for tests: a program that forks processes, each of them a rank of a process group.
+
+The tests start it once, as importing torch takes seconds and a fork milliseconds, and keep groups
+for as long as they serve. They name a function of their own module, which every rank imports.
+Nothing here waits without a limit, and whatever is started ends with the program that started it.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+
+LIMIT = 60.0  # seconds for anything that is asked for
+
+
+class Ranks:
+    """The program, and groups of ranks, as the tests see them."""
+
+    def __init__(self, module):
+        self.connection, theirs = Pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), module],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=Path(__file__).resolve().parents[2],
+            env=os.environ | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+        )
+        theirs.close()
+
+    def __call__(self, ranks, function, *args, each=(), timeout=30.0, fresh=False):
+        """What each rank returns for function(rank, *args, *each[rank]), or an Exception.
+
+        Groups are kept, but a `fresh` one serves one call. `timeout` is that of a new group. A rank
+        that ends without an answer gives None.
+        """
+        self.connection.send((ranks, function, args, list(each), timeout, fresh))
+        if not self.connection.poll(LIMIT + 10):
+            self.close()
+            raise TimeoutError(f"{ranks} ranks gave no answer to {function}.")
+        return self.connection.recv()
+
+    def close(self):
+        self.connection.close()  # upon which the program ends its ranks, and itself
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def serve(connection, module):
+    """Fork ranks, pass on what they are asked and what they answer, until nobody asks."""
+    groups = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EOFError, OSError):
+        while True:
+            ranks, function, args, each, timeout, fresh = connection.recv()
+            group = None if fresh else groups.get(ranks)
+            if group is None:
+                file = tempfile.mktemp(dir=folder)
+                group = [start(rank, ranks, file, timeout, module) for rank in range(ranks)]
+            if not fresh:
+                groups[ranks] = group
+            answers = ask(group, function, args, each)
+            if fresh or None in answers:
+                end(group)
+                groups = {key: value for key, value in groups.items() if value is not group}
+            connection.send(answers)
+    for group in groups.values():
+        end(group)
+
+
+def start(rank, ranks, file, timeout, module):
+    ours, theirs = Pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    ours.close()
+    with contextlib.suppress(BaseException):
+        work(theirs, rank, ranks, file, timeout, module)
+    os._exit(0)
+
+
+def ask(group, function, args, each):
+    answers, waiting = [None] * len(group), {}
+    for rank, (_, connection) in enumerate(group):
+        with contextlib.suppress(OSError):  # it has ended
+            connection.send((function, (*args, *(each[rank] if each else ()))))
+            waiting[connection] = rank
+    limit = time.monotonic() + LIMIT
+    while waiting:
+        ready = wait(list(waiting), max(0, limit - time.monotonic()))
+        if not ready:
+            break
+        for connection in ready:
+            rank = waiting.pop(connection)
+            with contextlib.suppress(EOFError, OSError):
+                answers[rank] = connection.recv()
+    return answers
+
+
+def end(group):
+    for pid, connection in group:
+        connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def work(connection, rank, ranks, file, timeout, module):
+    """Be one rank: answer calls until there is nobody to answer."""
+    import torch.distributed as dist
+
+    options = {"rank": rank, "world_size": ranks, "timeout": timedelta(seconds=timeout)}
+    dist.init_process_group("gloo", init_method=f"file://{file}", **options)
+    while True:
+        function, args = connection.recv()
+        try:
+            answer = getattr(module, function)(rank, *args)
+            pickle.dumps(answer)
+        except Exception as error:
+            answer = type(error)(str(error)) if type(error).__module__ == "builtins" else error
+        connection.send(answer)
+
+
+def main(descriptor, path):
+    import torch
+
+    torch.set_num_threads(1)
+    specification = importlib.util.spec_from_file_location("across_ranks", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    serve(Connection(int(descriptor)), module)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
