@@ -5,7 +5,6 @@ They run in the emulator, and on a GPU as well where there is one.
 
 import re
 import sys
-import types
 
 import ml_dtypes
 import numpy as np
@@ -695,48 +694,6 @@ def test_cupy_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError, match=r"pip install .*cuda12"):
         _kernels.cupy()
-
-
-# ---- The way to the GPU, with a stand-in for CuPy. -----------------------------------------------
-
-
-class RawModule:
-    """Takes what CuPy's RawModule takes, as strictly, and runs it in the emulator."""
-
-    def __init__(self, *, code, options):
-        assert code.startswith(_kernels.text("gpu.h"))
-        assert isinstance(options, tuple) and "--std=c++17" in options
-        macros = dict(option[2:].split("=", 1) for option in options if option.startswith("-D"))
-        self.module = emulator.load(code.removeprefix(_kernels.text("gpu.h")), macros)
-
-    def get_function(self, name):
-        return Kernel(self.module, name)
-
-
-class Kernel:
-    max_dynamic_shared_size_bytes = 48 * 1024
-
-    def __init__(self, module, name):
-        self.module, self.name = module, name
-
-    def __call__(self, grid, block, args, *, shared_mem=0):
-        assert isinstance(grid, tuple) and isinstance(block, tuple) and isinstance(args, tuple)
-        assert shared_mem <= self.max_dynamic_shared_size_bytes
-        for argument in args:
-            assert isinstance(argument, np.ndarray) and argument.size == 1
-        self.module.launch(self.name, grid, block, args, shared_mem)
-
-
-@every_kernel
-def test_the_launch_on_a_gpu(monkeypatch, kernel):
-    monkeypatch.setattr(_kernels, "cupy", lambda: types.SimpleNamespace(RawModule=RawModule))
-    monkeypatch.setattr(_kernels, "_load_cpu", _kernels._load_cuda)
-    q, k, v = draw(np.random.default_rng(0), "float16", 70, 250, 250)  # much shared memory
-    try:
-        actual = causal_scan(q, k, v, kernel=kernel, device="cpu")
-    finally:
-        _kernels._load_cuda.cache_clear()
-    assert error(actual, expected(q, k, v, False)[0]) < 1e-3
 
 
 # ---- linear_attention(backend="cupy"). -----------------------------------------------------------
