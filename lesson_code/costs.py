@@ -18,7 +18,6 @@ from lesson_code._arguments import check_flags, check_integer
 
 __all__ = [
     "CausalCost",
-    "EXCHANGE_HEADER_BYTES",
     "LinearOperations",
     "QuadraticOperations",
     "attention_matrix_entries",

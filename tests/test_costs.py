@@ -154,6 +154,27 @@ def test_numpy_integers_give_plain_ones():
     assert set(map(type, costs.chunkwise_cost(N, 64, 64, np.int32(64)))) == {int}
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_bytes_of_messages_that_are_passed_around_a_ring(ranks):
+    heads, C, M, number = 3, 5, 7, 8
+    state = np.zeros((2, heads, C, M + 1))
+    messages = [costs.EXCHANGE_HEADER_BYTES + state.nbytes for _ in range(ranks - 1)]
+    sizes = {"heads": heads, "states": 2, "bytes_per_number": number}
+    assert costs.state_exchange_bytes(ranks, C, M, **sizes) == sum(messages)
+
+    # Keys and values visit the other ranks. Backward they do so again, with the gradients so far,
+    # which go one step more, to where they belong.
+    N, D = 4 * ranks - (ranks > 1), 6
+    k, v = np.zeros((heads, 4, D), np.float16), np.zeros((heads, 4, M), np.float16)
+    visits = [k.nbytes + v.nbytes for _ in range(ranks - 1)]
+    home = [k.nbytes + v.nbytes for _ in range(ranks if ranks > 1 else 0)]
+    assert costs.ring_attention_bytes(ranks, N, D, M, heads=heads) == sum(visits)
+    backward = costs.ring_attention_bytes(ranks, N, D, M, heads=heads, backward=True)
+    assert backward == sum(visits + home)
+    with pytest.raises(TypeError, match="^backward must be True or False"):
+        costs.ring_attention_bytes(ranks, N, D, M, backward=1)
+
+
 CALLS = {
     costs.attention_matrix_entries: {"N": 3},
     costs.kv_cache_entries: {"N": 3, "D": 2, "M": 2, "num_kv_heads": 1},
@@ -173,6 +194,13 @@ CALLS = {
     costs.cumsum_cost: {"N": 3, "C": 2, "M": 2},
     costs.scan_cost: {"N": 3, "C": 2, "M": 2},
     costs.chunkwise_cost: {"N": 3, "C": 2, "M": 2, "L": 2},
+    costs.state_exchange_bytes: {
+        **{"ranks": 3, "C": 2, "M": 2, "heads": 1},
+        **{"extra": 1, "states": 1, "bytes_per_number": 4},
+    },
+    costs.ring_attention_bytes: {
+        **{"ranks": 3, "N": 3, "D": 2, "M": 2, "heads": 1, "bytes_per_number": 2},
+    },
 }
 
 
@@ -182,7 +210,7 @@ def test_wrong_arguments_are_named(function):
         for value in (2.0, "2", True):
             with pytest.raises(TypeError, match=rf"^{name} "):
                 function(**{**CALLS[function], name: value})
-        too_small = -1 if name == "N" else 0
+        too_small = -1 if name in ("N", "extra") else 0
         with pytest.raises(ValueError, match=rf"^{name} "):
             function(**{**CALLS[function], name: too_small})
 

@@ -77,6 +77,8 @@ def check_state(on: str, name: str, array, like_name: str, like, sizes: dict) ->
 
 def _check_place(on, name, array):
     is_array = library(array) in ("numpy", "torch", "cupy") and hasattr(array, "__dlpack__")
+    if is_array and library(array) == "torch" and not _is_strided(array):
+        raise TypeError(f"{name} must be a dense tensor, got one of layout {array.layout}.")
     if is_array and device(array) == on and not isinstance(array, _arguments.NOT_PLAIN):
         return
     got = f"a tensor on {array.device}" if library(array) == "torch" and is_array else _kind(array)
@@ -89,6 +91,11 @@ def _check_place(on, name, array):
         here = is_array and device(array) == "cpu"
         message += "; device='cpu' runs the kernels on it without a GPU." if here else "."
     raise (ValueError if is_array and library(array) == "torch" else TypeError)(message)
+
+
+def _is_strided(tensor) -> bool:
+    """Whether it is neither sparse nor nested: numbers at addresses that strides tell."""
+    return str(tensor.layout) == "torch.strided" and not tensor.is_nested
 
 
 def _other_kind(name, array, like_name, like) -> str:

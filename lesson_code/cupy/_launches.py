@@ -178,7 +178,7 @@ def _segments(shape, slabs, like) -> tuple[int, int]:
 
 
 def split_gradient(grad, out, normalizers, dtype):
-    """Gradients of numerator and normalizer, (..., N, M + 2): the latter is a sum of two numbers."""
+    """Gradients of numerator and normalizer, (..., N, M + 2), the latter as a sum of two."""
     *leading, N, M = out.shape
     both = _arrays.empty((*leading, N, round_up(M + 2, 8)), dtype, out)  # rows begin at 16 bytes
     both = both[..., : M + 2]

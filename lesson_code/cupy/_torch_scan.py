@@ -101,11 +101,11 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, grad_last, _):
-        grad_last = grad_last if ctx.keep else None
-        arguments = grad, grad_last, *ctx.saved_tensors, ctx.normalize, ctx.kernel
+        saved = ctx.saved_tensors  # once, as activation checkpointing demands
+        grad_last, initial = grad_last if ctx.keep else None, saved[3]
+        arguments = grad, grad_last, *saved, ctx.normalize, ctx.kernel
         if torch.compiler.is_compiling():  # which traces no Function inside a Function
             *gradients, d_initial = _scan_backward(*arguments)
         else:
             *gradients, d_initial = _backward_once(*arguments)
-        _, _, _, initial, *_ = ctx.saved_tensors
         return *gradients, None if initial is None else d_initial, None, None, None

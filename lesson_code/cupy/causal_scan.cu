@@ -5,7 +5,10 @@
 // normalizer is wanted, v has one more column, of ones, and its sum of keys is z.
 //
 // The gradients need no kernel of their own: each is such a scan again, with the arrays in other
-// places, and with time running backwards for those of k and v (causal_scan.py, `_backward`).
+// places, and with time running backwards for those of k and v (causal_scan.py, `backward`).
+//
+// A second number in __launch_bounds__ says for how many blocks at a time a multiprocessor must
+// have the registers; without it the compiler guesses, and now and then spills to meet its guess.
 
 #ifdef RECURRENT
 // (a) One thread for every column of the state, which it keeps in registers: the recurrence as it
@@ -21,6 +24,7 @@ recurrent(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, Rows
           const float* initial, float* last, float* denominators, int N, int features) {
     __shared__ float queries[TOKENS][FEATURES], keys[TOKENS][FEATURES], normalizers[TOKENS];
     const long long head = blockIdx.x;
+    q = q.of_head(head), k = k.of_head(head), v = v.of_head(head), out = out.of_head(head);
     const int part = threadIdx.x % PARTS, place = threadIdx.x / PARTS;
     // Every block has its own column of ones, behind its columns of values.
     const bool is_ones = ONES && place == COLUMNS;
@@ -37,10 +41,11 @@ recurrent(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, Rows
 
     for (int start = 0; start < N; start += TOKENS) {
         const int count = min(TOKENS, N - start);
+#pragma unroll 2
         for (int i = threadIdx.x; i < TOKENS * FEATURES; i += THREADS) {
             const int t = i / FEATURES, c = i % FEATURES;
-            queries[t][c] = t < count ? q.number(head, start + t, c) : 0.0f;
-            keys[t][c] = t < count ? k.number(head, start + t, c) : 0.0f;
+            queries[t][c] = t < count ? q.number(start + t, c) : 0.0f;
+            keys[t][c] = t < count ? k.number(start + t, c) : 0.0f;
         }
         __syncthreads();
 
@@ -48,7 +53,7 @@ recurrent(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, Rows
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             float value = is_ones ? 1.0f : 0.0f, sum = 0.0f;
-            if (is_value && t < count) value = to_float(v.row(head, start + t)[column]);
+            if (is_value && t < count) value = to_float(v.row(start + t)[column]);
 #pragma unroll
             for (int j = 0; j < OWN; j++) {
                 state[j] += keys[t][j * PARTS + part] * value;  // write
@@ -65,7 +70,7 @@ recurrent(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, Rows
             if (part != 0 || t >= count) continue;
             if (is_value) {
                 const float result = NORMALIZE ? divide(output[t], normalizers[t]) : output[t];
-                out.row(head, start + t)[column] = from_float<OUT_TYPE>(result);
+                out.row(start + t)[column] = from_float<OUT_TYPE>(result);
             }
             if (is_ones && denominators && blockIdx.y == 0) denominators[head * N + start + t] = output[t];
         }
@@ -88,11 +93,12 @@ constexpr int CHUNK = 64;
 constexpr int SLICE = 16;  // of tokens or of features, in shared memory at one time
 constexpr int STATE_THREADS = FEATURES / 4 * (STATE_COLUMNS / 4);  // each has 4 x 4 numbers of a state
 
-extern "C" __global__ void __launch_bounds__(STATE_THREADS)
+extern "C" __global__ void __launch_bounds__(STATE_THREADS, 3)
 chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, float* states, float* last, int N,
              int features) {
     __shared__ float keys[SLICE][FEATURES], values[SLICE][STATE_COLUMNS];
     const long long head = blockIdx.x;
+    k = k.of_head(head), v = v.of_head(head);
     const int first_column = blockIdx.y * STATE_COLUMNS;
     const int columns = v.width + v.ones;
     const int chunks = (N + CHUNK - 1) / CHUNK;
@@ -119,11 +125,11 @@ chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, f
         for (int start = chunk * CHUNK; start < min(N, (chunk + 1) * CHUNK); start += SLICE) {
             for (int i = threadIdx.x; i < SLICE * FEATURES; i += STATE_THREADS) {
                 const int t = start + i / FEATURES, c = i % FEATURES;
-                keys[i / FEATURES][c] = t < N ? k.number(head, t, c) : 0.0f;
+                keys[i / FEATURES][c] = t < N ? k.number(t, c) : 0.0f;
             }
             for (int i = threadIdx.x; i < SLICE * STATE_COLUMNS; i += STATE_THREADS) {
                 const int t = start + i / STATE_COLUMNS, m = i % STATE_COLUMNS;
-                values[i / STATE_COLUMNS][m] = t < N ? v.number(head, t, first_column + m) : 0.0f;
+                values[i / STATE_COLUMNS][m] = t < N ? v.number(t, first_column + m) : 0.0f;
             }
             __syncthreads();
             for (int t = 0; t < SLICE; t++)
@@ -138,7 +144,7 @@ chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, f
 constexpr int COLUMNS = 64;           // of the outputs, a block
 constexpr int WEIGHT_PITCH = CHUNK + 16;  // the two rows that a warp writes lie 16 banks apart
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
 chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, Rows<OUT_TYPE> out,
               const float* states, float* denominators, int N, int features) {
     __shared__ float queries[CHUNK][SLICE + 1], keys[CHUNK][SLICE + 1], normalizer[SLICE];
@@ -146,6 +152,7 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
     __shared__ float weights[CHUNK][WEIGHT_PITCH];
     const int chunks = (N + CHUNK - 1) / CHUNK;
     const long long head = blockIdx.x / chunks;
+    q = q.of_head(head), k = k.of_head(head), v = v.of_head(head), out = out.of_head(head);
     const int start = blockIdx.x % chunks * CHUNK, first_column = blockIdx.y * COLUMNS;
     const int columns = v.width + v.ones;
     const float* state = states + (long long)blockIdx.x * features * columns;
@@ -157,8 +164,8 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
     for (int c0 = 0; c0 < FEATURES; c0 += SLICE) {
         for (int i = threadIdx.x; i < CHUNK * SLICE; i += 256) {
             const int t = i / SLICE, c = i % SLICE;
-            queries[t][c] = start + t < N ? q.number(head, start + t, c0 + c) : 0.0f;
-            keys[t][c] = start + t < N ? k.number(head, start + t, c0 + c) : 0.0f;
+            queries[t][c] = start + t < N ? q.number(start + t, c0 + c) : 0.0f;
+            keys[t][c] = start + t < N ? k.number(start + t, c0 + c) : 0.0f;
         }
         for (int i = threadIdx.x; i < SLICE * COLUMNS; i += 256) {
             const int c = c0 + i / COLUMNS, m = first_column + i % COLUMNS;
@@ -194,7 +201,7 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
     for (int t0 = 0; t0 < CHUNK; t0 += SLICE) {
         for (int i = threadIdx.x; i < SLICE * COLUMNS; i += 256) {
             const int t = start + t0 + i / COLUMNS, m = first_column + i % COLUMNS;
-            right[i / COLUMNS][i % COLUMNS] = t < N && m < v.width ? v.number(head, t, m) : 0.0f;
+            right[i / COLUMNS][i % COLUMNS] = t < N && m < v.width ? v.number(t, m) : 0.0f;
         }
         __syncthreads();
         for (int t = 0; t < SLICE; t++)
@@ -211,7 +218,7 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
             const int m = first_column + x + 16 * j;
             if (m >= v.width) continue;
             const float result = NORMALIZE ? divide(output[i][j], denominator[i]) : output[i][j];
-            out.row(head, t)[m] = from_float<OUT_TYPE>(result);
+            out.row(t)[m] = from_float<OUT_TYPE>(result);
         }
         if (denominators && blockIdx.y == 0 && x == 0) denominators[head * N + t] = denominator[i];
     }
@@ -228,6 +235,7 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
 // fourth band of 16 features of the state.
 
 constexpr int WARPS = CHUNK / 16, THREADS = 32 * WARPS;
+constexpr int LOADS = 4;  // of a thread that are on their way from memory at the same time
 constexpr int COLUMNS = SLAB + 16 * ONES;  // a tile of ones behind the values; only its first column counts
 constexpr int BANDS = (FEATURES / 16 + WARPS - 1) / WARPS;
 // Rows are 16 bytes longer than they must be: then 8 of them begin in different banks.
@@ -255,32 +263,39 @@ __device__ __forceinline__ Tiles divide_memory(uint4* shared) {
 }
 
 // Tokens [start, start + CHUNK) and `count` columns from `first` on, eight numbers at a time; 0 outside.
-__device__ __forceinline__ void load_tile(TYPE* tile, int pitch, Rows<const TYPE> rows, long long head,
-                                          int start, int end, int first, int count) {
-    for (int i = threadIdx.x; i < CHUNK * (count / 8); i += THREADS) {
-        const int t = i / (count / 8), c = i % (count / 8) * 8;
-        uint4 eight = {0, 0, 0, 0};
-        if (start + t < end) {
-            const int column = first + c;
+__device__ __forceinline__ void load_tile(TYPE* tile, int pitch, Rows<const TYPE> rows, int start, int end,
+                                          int first, int count) {
+    const int eights = CHUNK * (count / 8);
+    for (int i0 = threadIdx.x; i0 < eights; i0 += THREADS * LOADS) {
+        uint4 eight[LOADS];  // all are asked for before the first is stored
+#pragma unroll
+        for (int n = 0; n < LOADS; n++) {
+            const int i = i0 + n * THREADS, t = start + i / (count / 8), column = first + i % (count / 8) * 8;
+            eight[n] = {0, 0, 0, 0};
+            if (i >= eights || t >= end) continue;
             if (ALIGNED && column + 8 <= rows.width) {
-                eight = *reinterpret_cast<const uint4*>(rows.row(head, start + t) + column);
+                eight[n] = *reinterpret_cast<const uint4*>(rows.row(t) + column);
             } else {
-                unsigned* pairs = reinterpret_cast<unsigned*>(&eight);
+                unsigned* pairs = reinterpret_cast<unsigned*>(&eight[n]);
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    pairs[j] = pack<TYPE>(rows.number(head, start + t, column + 2 * j),
-                                          rows.number(head, start + t, column + 2 * j + 1));
+                    pairs[j] = pack<TYPE>(rows.number(t, column + 2 * j), rows.number(t, column + 2 * j + 1));
             }
         }
-        *reinterpret_cast<uint4*>(tile + t * pitch + c) = eight;
+#pragma unroll
+        for (int n = 0; n < LOADS; n++) {
+            const int i = i0 + n * THREADS;
+            if (i < eights) *reinterpret_cast<uint4*>(tile + i / (count / 8) * pitch + i % (count / 8) * 8) = eight[n];
+        }
     }
 }
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((127 + exponent) << 23); }
 
 // The e for which 2^-e times the number is near 2^14: as large as float16 can take without a risk.
+// What is smaller than 2^-31 is left small, so that what it is added to can be scaled as well.
 __device__ __forceinline__ int exponent_for(float largest) {
-    return min(max(int(__float_as_uint(largest) >> 23) - 127 - 14, -60), 60);
+    return min(max(int(__float_as_uint(largest) >> 23) - 127 - 14, -45), 60);
 }
 
 __device__ __forceinline__ float maximum_of_warp(float x) {
@@ -371,6 +386,12 @@ __device__ __forceinline__ void update_state(State& state, Tiles tiles) {
     }
 }
 
+__device__ __forceinline__ void scale_outputs(float (&output)[COLUMNS / 8][4], int exponent) {
+#pragma unroll
+    for (int n = 0; n < COLUMNS / 8; n++)
+        for (int e = 0; e < 4; e++) output[n][e] *= power_of_two(exponent);
+}
+
 // The 16 rows of the warp: Q S for the tokens before the chunk, and (Q K^T, masked) V for those in it.
 __device__ __forceinline__ void compute_outputs(float (&output)[COLUMNS / 8][4], Tiles tiles, int exponent) {
     const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
@@ -380,6 +401,7 @@ __device__ __forceinline__ void compute_outputs(float (&output)[COLUMNS / 8][4],
         load_matrices(a, own_queries + c0);
         multiply_row(output, a, tiles.memory + c0 * COLUMN_PITCH);
     }
+    if (SCALED) scale_outputs(output, exponent);
     for (int j0 = 0; j0 <= row0; j0 += 16) {  // later tokens are in the future
         float scores[2][4] = {};
 #pragma unroll 4
@@ -397,12 +419,10 @@ __device__ __forceinline__ void compute_outputs(float (&output)[COLUMNS / 8][4],
             }
         float scale = 1.0f;
         if (SCALED) {
-            const int larger = max(exponent, exponent_for(maximum_of_warp(largest)));
-            scale = power_of_two(exponent - larger);
-#pragma unroll
-            for (int n = 0; n < COLUMNS / 8; n++)
-                for (int e = 0; e < 4; e++) output[n][e] *= scale;
-            exponent = larger;
+            // The scores have an exponent of their own, that of the largest so far.
+            const int own = exponent_for(maximum_of_warp(largest)), before = j0 == 0 ? 0 : exponent;
+            exponent = j0 == 0 ? own : max(exponent, own);
+            scale_outputs(output, before - exponent);
             scale = power_of_two(-exponent);
         }
         // The sums of one product are, in the same lanes, the left side of the next.
@@ -412,10 +432,7 @@ __device__ __forceinline__ void compute_outputs(float (&output)[COLUMNS / 8][4],
         a[3] = pack<TYPE>(scores[1][2] * scale, scores[1][3] * scale);
         multiply_row(output, a, tiles.values + j0 * COLUMN_PITCH);
     }
-    if (SCALED)
-#pragma unroll
-        for (int n = 0; n < COLUMNS / 8; n++)
-            for (int e = 0; e < 4; e++) output[n][e] *= power_of_two(exponent);
+    if (SCALED) scale_outputs(output, exponent);
 }
 
 // Divides by the normalizer and writes the warp's rows; by way of its own, used up, rows of queries,
@@ -443,7 +460,7 @@ __device__ __forceinline__ void store_outputs(float (&output)[COLUMNS / 8][4], T
         const int row = i / (SLAB / 8), c = i % (SLAB / 8) * 8, column = slab * SLAB + c;
         if (start + row0 + row >= N) continue;
         const TYPE* from = rows + row * FEATURE_PITCH + c;
-        TYPE* to = out.row(head, start + row0 + row) + column;
+        TYPE* to = out.row(start + row0 + row) + column;
         if (ALIGNED && column + 8 <= out.width) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
         else for (int j = 0; j < min(8, out.width - column); j++) to[j] = from[j];
     }
@@ -459,13 +476,14 @@ segment_sums(Rows<const TYPE> k, Rows<const TYPE> v, float* sums, int N, int fea
     dynamic_shared_memory(shared);
     const Tiles tiles = divide_memory(shared);
     const long long head = blockIdx.x / segments;
+    k = k.of_head(head), v = v.of_head(head);
     const int first = blockIdx.x % segments * length, end = min(N, first + length), slab = blockIdx.y;
     const int columns = v.width + v.ones;
     State state = {};
     fill_ones(tiles);
     for (int start = first; start < end; start += CHUNK) {
-        load_tile(tiles.keys, FEATURE_PITCH, k, head, start, end, 0, FEATURES);
-        load_tile(tiles.values, COLUMN_PITCH, v, head, start, end, slab * SLAB, SLAB);
+        load_tile(tiles.keys, FEATURE_PITCH, k, start, end, 0, FEATURES);
+        load_tile(tiles.values, COLUMN_PITCH, v, start, end, slab * SLAB, SLAB);
         __syncthreads();
         update_state(state, tiles);
         __syncthreads();
@@ -494,6 +512,7 @@ segment_outputs(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows
     dynamic_shared_memory(shared);
     const Tiles tiles = divide_memory(shared);
     const long long head = blockIdx.x / segments;
+    q = q.of_head(head), k = k.of_head(head), v = v.of_head(head), out = out.of_head(head);
     const int first = blockIdx.x % segments * length, end = min(N, first + length), slab = blockIdx.y;
     const int columns = v.width + v.ones;
     const long long own = (long long)blockIdx.x * features * columns;
@@ -501,9 +520,9 @@ segment_outputs(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows
     transfer_state<true>(state, states ? states + own : nullptr, features, v.width, v.ones, slab);
     fill_ones(tiles);
     for (int start = first; start < end; start += CHUNK) {
-        load_tile(tiles.queries, FEATURE_PITCH, q, head, start, end, 0, FEATURES);
-        load_tile(tiles.keys, FEATURE_PITCH, k, head, start, end, 0, FEATURES);
-        load_tile(tiles.values, COLUMN_PITCH, v, head, start, end, slab * SLAB, SLAB);
+        load_tile(tiles.queries, FEATURE_PITCH, q, start, end, 0, FEATURES);
+        load_tile(tiles.keys, FEATURE_PITCH, k, start, end, 0, FEATURES);
+        load_tile(tiles.values, COLUMN_PITCH, v, start, end, slab * SLAB, SLAB);
         const int exponent = share_state(state, tiles);
         __syncthreads();
         float output[COLUMNS / 8][4] = {};
@@ -529,11 +548,12 @@ split_gradient(Rows<const OUT_TYPE> grad, Rows<const OUT_TYPE> out, const float*
     const long long head = token / N;
     const int t = token % N, lane = threadIdx.x % 32;
     const float factor = divide(1.0f, denominators[token]);
-    BOTH_TYPE* row = both.row(head, t);
+    const OUT_TYPE *gradients = grad.of_head(head).row(t), *outputs = out.of_head(head).row(t);
+    BOTH_TYPE* row = both.of_head(head).row(t);
     float sum = 0.0f;
     for (int m = lane; m < out.width; m += 32) {
-        row[m] = from_float<BOTH_TYPE>(to_float(grad.row(head, t)[m]) * factor);
-        sum -= to_float(out.row(head, t)[m]) * to_float(row[m]);
+        row[m] = from_float<BOTH_TYPE>(to_float(gradients[m]) * factor);
+        sum -= to_float(outputs[m]) * to_float(row[m]);
     }
     for (int lanes = 1; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
     const BOTH_TYPE high = from_float<BOTH_TYPE>(sum);

@@ -89,7 +89,8 @@ def causal_scan(
     an input that is broadcast is not repeated in memory. The sums are kept in float32.
     "tensor_core" rounds what it multiplies to the dtype of q: products of queries and keys, and
     states between chunks. In float16 both are scaled by powers of two, so that no state is too
-    large. "chunked" needs memory for a state of every 64th token.
+    large; as one power serves all features, those that are a million times smaller than others are
+    lost. "chunked" needs memory for a state of every 64th token.
 
     On torch tensors it is differentiable, once, in q, k, v and the initial state, through outputs
     and state; ``torch.compile`` and ``torch.func`` take it as one operator. The gradients are three
@@ -98,7 +99,7 @@ def causal_scan(
     "tensor_core" hands over to "chunked". They need the inputs, the outputs and one number a token.
 
     NaN reaches the outputs that depend on it and no other sequence; in "chunked" and "tensor_core"
-    it may reach earlier positions of its chunk, as 0 * NaN is NaN.
+    it may reach earlier positions of its chunk, as 0 * NaN is NaN. Infinity may become NaN.
 
     References
     ----------
@@ -123,6 +124,11 @@ def causal_scan(
         initial = _pack(initial_state, k, v, normalize or return_state, device)
         leading = initial.shape[:-2]
     _arguments.check_leading(q=q.shape[:-2], initial_state=leading)
+    if return_state and 0 in q.shape[:-2] and 0 not in leading:  # there is no query, and a state all the same
+        options = {"normalize": normalize, "kernel": kernel, "device": device}
+        options["initial_state"] = initial_state
+        out = causal_scan(q, k, v, **options)
+        return out, causal_scan(k, k, v, return_state=True, **options)[1]
 
     if _arrays.library(q) == "torch":
         from lesson_code.cupy import _torch_scan
@@ -162,7 +168,7 @@ def choose_kernel(
     Raises
     ------
     TypeError, ValueError
-        As `causal_scan` does.
+        As `causal_scan` does, and if `capability` is no pair of integers.
 
     Examples
     --------
@@ -174,6 +180,10 @@ def choose_kernel(
     'chunked'
     """
     _check(q, k, v, device)
+    if capability is not None:
+        is_pair = isinstance(capability, tuple) and len(capability) == 2
+        if not (is_pair and all(isinstance(x, int) and x >= 0 for x in capability)):
+            raise ValueError(f"capability must be two integers like (7, 5), got {capability!r}.")
     if k.shape[-2] <= CHUNK // 4:
         return "recurrent"
     dtype, capability = _arguments.dtype_name(q), capability or _kernels.capability(q)
@@ -203,7 +213,7 @@ def _check(q, k, v, device) -> None:
 def _check_kernel(kernel, q, k, v, device) -> str:
     if kernel is None:
         return choose_kernel(q, k, v, device=device)
-    if kernel not in LAUNCHES:
+    if kernel not in tuple(LAUNCHES):  # a tuple compares, where a dict would ask for a hash
         listed = ", ".join(map(repr, LAUNCHES))
         raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")
     dtype = _arguments.dtype_name(q)

@@ -61,7 +61,7 @@ _VARIANTS = {
     "sanitized": ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 _GCC = {
-    "traced": ["-fno-thread-jumps"],
+    "traced": ["-fno-thread-jumps", "-fno-tree-sra"],
     "sanitized": ["-fsanitize-sections=shared_memory"],  # leaves space between shared arrays, too
 }
 _CLANG = {  # by default it passes over loads before a store to the same place
@@ -485,24 +485,32 @@ def _built(source: str, macros: dict, name: str, variant: str) -> Path:
     if platform.system() == "Windows":
         raise RuntimeError("kernels run without a GPU on Linux and macOS; on Windows use WSL.")
     compiler = _compiler()
-    flags = [*_FLAGS, *_VARIANTS[variant], *(f"-D{key}={value}" for key, value in macros.items())]
+    flags = [*_FLAGS, *_VARIANTS[variant]]
     if platform.system() == "Darwin":
         flags += ["-D_XOPEN_SOURCE", "-D_DARWIN_C_SOURCE"]
     headers = [(_HEADERS / header).read_text(encoding="utf-8") for header in _HEADER_NAMES]
-    parts = [source, name, *headers, __version__, *compiler, *flags, platform.platform()]
+    macros = {str(key): str(value) for key, value in macros.items()}
+    parts = [source, name, str(macros), *headers, __version__, *compiler, *flags]
+    parts.append(platform.platform())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     default = "~/Library/Caches" if platform.system() == "Darwin" else "~/.cache"
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(default)
     library = _cache_folder(home) / f"{key}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            _compile(compiler, flags, source, name, variant, Path(folder))
+            _compile(compiler, flags, source, macros, name, variant, Path(folder))
             os.replace(Path(folder, "kernels.so"), library)  # at once: others see all of it or none
     return library
 
 
 def _compile(
-    compiler: list[str], flags: list[str], source: str, name: str, variant: str, folder: Path
+    compiler: list[str],
+    flags: list[str],
+    source: str,
+    macros: dict[str, str],
+    name: str,
+    variant: str,
+    folder: Path,
 ) -> None:
     flags = [*flags, *(_CLANG if _is_clang(tuple(compiler)) else _GCC).get(variant, [])]
     # Without the sanitizer's library, and without any: Python has what the kernels need of C.
@@ -518,7 +526,9 @@ def _compile(
             raise RuntimeError(f"{name} cannot be compiled:\n{result.stderr}")
         return result.stdout
 
-    text = f'#line 1 "{name}"\n{source}\n'
+    # They hold in the source alone: cpu.h has names of its own.
+    defined = "".join(f"#define {key} {value}\n" for key, value in macros.items())
+    text = f'{defined}#line 1 "{name}"\n{source}\n' + "".join(f"#undef {key}\n" for key in macros)
     Path(folder, "source.cpp").write_text(text, encoding="utf-8")
     kernels = _KERNEL.findall(run(*flags, "-E", "-P", "source.cpp"))  # those that macros leave
     if not kernels:

@@ -6,11 +6,15 @@ template <typename T> struct Rows {
     int ones;                       // columns of ones that are thought behind the others
     int padding;
 
-    __device__ __forceinline__ T* row(long long head, int t) const {
-        return data + head / inner_count * outer + head % inner_count * inner + t * token;
+    // The rows of one head, to be asked for once: a GPU takes long for a quotient of integers.
+    __device__ __forceinline__ Rows of_head(int head) const {
+        Rows rows = *this;
+        rows.data += head / inner_count * outer + head % inner_count * inner;
+        return rows;
     }
-    __device__ __forceinline__ float number(long long head, int t, int column) const {
-        return column < width ? to_float(row(head, t)[column]) : column < width + ones ? 1.0f : 0.0f;
+    __device__ __forceinline__ T* row(int t) const { return data + t * token; }
+    __device__ __forceinline__ float number(int t, int column) const {
+        return column < width ? to_float(row(t)[column]) : column < width + ones ? 1.0f : 0.0f;
     }
 };
 

@@ -99,9 +99,9 @@ forward(Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const float> decay, Row
     const int width = k.width, sequence = index / width, channel = index % width;
     const long long a = 3LL * sequence * width + channel, b = a + width, mu = b + width;
 
-    Forward pass = {{k.row(sequence, 0) + channel, k.token, N},
-                    {v.row(sequence, 0) + channel, v.token, N},
-                    decay.row(sequence, 0)[channel], bonus.row(sequence, 0)[channel],
+    Forward pass = {{k.of_head(sequence).data + channel, k.token, N},
+                    {v.of_head(sequence).data + channel, v.token, N},
+                    decay.of_head(sequence).data[channel], bonus.of_head(sequence).data[channel],
                     state[a], state[b], state[mu],
                     out, mean, log_denominator,
                     1LL * sequence * N * width + channel, width};
@@ -170,12 +170,12 @@ backward(Rows<const SCALAR> grad_out, Rows<const SCALAR> k, Rows<const SCALAR> v
     const int width = k.width, sequence = index / width, channel = index % width;
     const long long a = 3LL * sequence * width + channel, b = a + width, mu = b + width;
 
-    Backward pass = {{grad_out.row(sequence, 0) + channel, grad_out.token, N},
-                     {k.row(sequence, 0) + channel, k.token, N},
-                     {v.row(sequence, 0) + channel, v.token, N},
-                     {mean.row(sequence, 0) + channel, mean.token, N},
-                     {log_denominator.row(sequence, 0) + channel, log_denominator.token, N},
-                     decay.row(sequence, 0)[channel], bonus.row(sequence, 0)[channel],
+    Backward pass = {{grad_out.of_head(sequence).data + channel, grad_out.token, N},
+                     {k.of_head(sequence).data + channel, k.token, N},
+                     {v.of_head(sequence).data + channel, v.token, N},
+                     {mean.of_head(sequence).data + channel, mean.token, N},
+                     {log_denominator.of_head(sequence).data + channel, log_denominator.token, N},
+                     decay.of_head(sequence).data[channel], bonus.of_head(sequence).data[channel],
                      grad_last[a], grad_last[b], -last_state[mu],
                      0.0f, 0.0f,
                      0.0f, 0.0f,

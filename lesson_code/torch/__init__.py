@@ -8,6 +8,7 @@ weights: `forward`, `step` and `initial_state`.
 
 import torch
 
+from lesson_code.torch import distributed
 from lesson_code.torch.aft import aft_full, aft_simple
 from lesson_code.torch.delta import delta_rule, gated_delta_rule
 from lesson_code.torch.feature_maps import (
@@ -109,6 +110,7 @@ __all__ = [
     "attention_weights",
     "channel_mix",
     "delta_rule",
+    "distributed",
     "elu_plus_one",
     "exponential",
     "gated_delta_rule",

@@ -430,7 +430,7 @@ class _Header(NamedTuple):
     state: tuple[int, ...] = ()
 
     def encode(self) -> list[int]:
-        numbers = list(self[:-3])
+        numbers = [int(x) for x in self[:-3]]
         for shape in self[-3:]:
             numbers += [*shape, *[-1] * (_AXES - len(shape))]
         return numbers
@@ -642,17 +642,17 @@ class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx, exchange, state, anchor):
         ctx.exchange = exchange
+        ctx.save_for_backward(state)
         exchange.arriving = exchange._start(state)
         return state.new_zeros(())
 
     @staticmethod
-    def backward(ctx, _):
+    def backward(ctx, received):
         gather, *saved = ctx.exchange.arriving_back
         ctx.exchange.arriving_back = None
         with torch.no_grad():
             grad = ctx.exchange._fold_back(gather(), *saved)
-        # Under create_graph it depends on what other ranks hold, so it is no constant.
-        return None, _once(grad.requires_grad_(torch.is_grad_enabled())), None
+        return None, _once(grad, received, *ctx.saved_tensors), None
 
 
 class _Receive(torch.autograd.Function):
@@ -675,12 +675,15 @@ class _Receive(torch.autograd.Function):
         saved = ctx.saved_tensors  # an error, before anything is sent, if they have been freed
         exchange = ctx.exchange
         exchange._agree(exchange._start(exchange._numbers(exchange.header._replace(backward=1))))
-        states = torch.stack([grad.detach() for grad in grads if grad is not None])
+        grads = [grad for grad in grads if grad is not None]
+        states = torch.stack([grad.detach() for grad in grads])
         saved = saved if exchange.has_decay else (None, None)
         exchange.arriving_back = exchange._start(states), *saved
-        return None, states.new_zeros(())
+        return None, _once(states.new_zeros(()), *grads)
 
 
+# The first argument, for a graph of gradients: it depends on all the others in ways that no rank
+# could differentiate alone, so its derivative is an error.
 _once = once_differentiable(
-    lambda grad: grad.clone(), "attention across ranks can be differentiated once, in reverse mode."
+    lambda x, *_: x.clone(), "attention across ranks can be differentiated once, in reverse mode."
 )

@@ -236,6 +236,13 @@ def test_which_layouts_are_copied():
         assert (rows.array == view).all()
 
 
+def test_a_state_without_queries():
+    k, v = np.ones((3, 2), np.float32), np.ones((3, 4), np.float32)
+    out, state = causal_scan(np.ones((0, 3, 2), np.float32), k, v, return_state=True, device="cpu")
+    assert out.shape == (0, 3, 4)
+    assert (state.S == 3).all() and state.S.shape == (2, 4) and (state.z == 3).all()
+
+
 @every_case
 @both_normalizations
 def test_a_state_is_handed_from_any_kernel_to_any_other(kernel, dtype, normalize):
@@ -315,6 +322,17 @@ def test_float16_numbers_that_are_almost_nothing():
     q = (q * np.float16(100)).astype(np.float16)
     actual = causal_scan(q, k, v, kernel="tensor_core", device="cpu")
     assert error(actual, expected(q, k, v, False)[0]) < 1e-3
+
+
+@both_normalizations
+@pytest.mark.parametrize("small", [1e-6, 1e-5, 1e-4])
+def test_float16_small_queries_beside_a_large_state(normalize, small):
+    """The scores of the chunk and the state before it have scales of their own."""
+    q, k, v = draw(np.random.default_rng(0), "float16", 192, 4, 4)
+    q, v = (q * np.float16(small)).astype(np.float16), (v + 1) * np.float16(3e4)
+    actual = causal_scan(q, k, v, normalize=normalize, kernel="tensor_core", device="cpu")
+    right = expected(q, k, v, normalize)[0]
+    assert (np.abs(actual.astype(float) - right) < 2e-3 * np.abs(right) + 1e-7).all()
 
 
 @every_kernel
@@ -421,6 +439,19 @@ def test_gradients_are_scans_with_time_reversed():
     dv = back(causal_scan(back(k), back(q), back(g), device="cpu"))
     for mine, theirs in zip((dq, dk, dv), right, strict=True):
         assert error(mine, theirs) < 1e-6
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_under_activation_checkpointing(reentrant):
+    x = torch.rand(40, 3, requires_grad=True)
+
+    def scan(x):
+        return causal_scan(x, x, x, normalize=True, device="cpu")
+
+    checkpointed = torch.utils.checkpoint.checkpoint(scan, x, use_reentrant=reentrant)
+    (mine,) = torch.autograd.grad(scan(x).square().sum(), x)
+    checkpointed.square().sum().backward()
+    assert torch.equal(mine, x.grad)
 
 
 def test_once_differentiable():
@@ -630,6 +661,12 @@ def test_what_is_chosen():
     assert choose(np.float16, N=1) == "recurrent"
 
 
+@pytest.mark.parametrize("capability", [(7,), (7, 5, 0), (7.5, 0), (-1, 0), 8.0, "8.0", [7, 5]])
+def test_what_is_no_capability(capability):
+    with pytest.raises(ValueError, match="capability must be two integers like"):
+        choose_kernel(X, X, X, device="cpu", capability=capability)
+
+
 def test_none_takes_what_is_chosen():
     x = np.ones((100, 8), np.float16)
     with emulator.trace() as counted:
@@ -653,6 +690,8 @@ FLOATS = "must have dtype float32, float16 or bfloat16, got"
         ((X, X, X), {"device": "cuda"}, TypeError, "q must be a CuPy array.*numpy.*device='cpu'"),
         ((T, T, T), {"device": "cuda"}, ValueError, "q must be a CuPy.*on cpu.*device='cpu'"),
         (([1.0], X, X), {}, TypeError, "q must be a NumPy array or a torch CPU tensor"),
+        ((T.to_sparse(), T, T), {}, TypeError, "q must be a dense tensor.*sparse_coo"),
+        ((X, X, X), {"kernel": ["chunked"]}, ValueError, "kernel must be None or one of"),
         ((X, T, X), {}, TypeError, "k must be a numpy.ndarray, as q is, got torch.Tensor"),
         ((X.astype(float), X, X), {}, TypeError, f"q {FLOATS} float64"),
         ((X.astype(int), X, X), {}, TypeError, f"q {FLOATS} int64"),

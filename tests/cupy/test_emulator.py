@@ -867,3 +867,29 @@ def test_flags_that_ubuntu_gives_its_compiler():
     environment = os.environ | {"CXX": compiler}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", ["T", "N", "A", "I", "f", "count", "order", "LANES", "TRACED"])
+def test_macros_may_have_names_of_the_header(name):
+    source = f'extern "C" __global__ void write(float* x) {{ x[0] = {name}; }}'
+    x = np.zeros(1, np.float32)
+    module = emulator.load(source, {name: 64})
+    module.launch("write", 1, 1, [np.uintp(x.ctypes.data)])
+    with emulator.trace():
+        module.launch("write", 1, 1, [np.uintp(x.ctypes.data)])
+    assert x[0] == 64
+
+
+def test_sixteen_bytes_by_way_of_a_variable():
+    source = """
+        extern "C" __global__ void copy(const float4* from, float4* to) {
+            float4 number = from[threadIdx.x];
+            to[threadIdx.x] = number;
+        }
+    """
+    x, y = np.ones((2, 32, 4), np.float32)
+    with emulator.trace() as trace:
+        addresses = [np.uintp(array.ctypes.data) for array in (x, y)]
+        emulator.load(source).launch("copy", 1, 32, addresses, buffers=[x, y])
+    counts = trace.kernels["copy"]
+    assert (counts.global_accesses, counts.global_lines) == (2, 8)

@@ -219,6 +219,40 @@ def name_of(row: dict) -> str:
     return " ".join(str(value) for name, value in row.items() if name not in NUMBERS)
 
 
+FLOATS = {f"{place}_TYPE": "float" for place in ("Q", "K", "V", "OUT", "BOTH")}
+TILED = {"TYPE": "float16", "CHUNK": 64, "SLAB": 64, "ALIGNED": 1}
+MACROS = {
+    "recurrent": {"RECURRENT": 1, "PARTS": 1, "COLUMNS": 64, **FLOATS},
+    "chunked": {"CHUNKED": 1, "STATE_COLUMNS": 64, **FLOATS},
+    "tensor_core": {"TENSOR_CORE": 1, **TILED},
+    "gradient": {"GRADIENT": 1, **FLOATS},
+    "wkv": {"SCALAR": "float", "KEEP": 1},
+}
+
+
+def entries(kernel: str) -> dict[str, str]:
+    """The PTX of each CUDA function, for an A100."""
+    file = "wkv.cu" if kernel == "wkv" else "causal_scan.cu"
+    macros = {"FEATURES": 64, "ONES": 1, "NORMALIZE": 1, **MACROS[kernel]}
+    ptx = nvrtc.compile_source("sm_80", _kernels.source(file), macros).ptx
+    return dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.DOTALL))
+
+
+@pytest.mark.parametrize("kernel", MACROS)
+def test_no_loop_looks_for_the_head_again(kernel: str) -> None:
+    # A GPU takes dozens of instructions for a quotient: one an array, and for the block's place.
+    for name, ptx in entries(kernel).items():
+        arrays = ptx.split(")", 1)[0].count(".align 8 .b8")  # structs Rows
+        assert len(re.findall(r"\bdiv\.[su]", ptx)) <= arrays + 2, name
+
+
+def test_tiles_are_asked_for_before_any_is_stored() -> None:
+    ptx = entries("tensor_core")
+    for name, tiles in {"segment_sums": 2, "segment_outputs": 3}.items():
+        loads = re.findall(r"(ld\.global|st\.shared)\.v4\.(?:b32|u32)", ptx[name])
+        assert loads == (["ld.global"] * 4 + ["st.shared"] * 4) * tiles, name
+
+
 def test_the_committed_numbers_are_those_of_the_kernels(script: ModuleType) -> None:
     assert results.load("registers")["sources"] == script.fingerprint(), RUN_IT
 

@@ -1,12 +1,14 @@
 """Ranks for tests: a program that forks processes, each of them a rank of a process group.
 
 The tests start it once, as importing torch takes seconds and a fork milliseconds, and keep groups
-for as long as they serve. They name a function of their own module, which every rank imports.
+for as long as they serve. They name a function of their own module, which the program imports; the
+module's `warm_up` runs once, so that no rank has to import again what is imported late.
 Nothing here waits without a limit, and whatever is started ends with the program that started it.
 """
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import pickle
 import signal
@@ -18,6 +20,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 60.0  # seconds for anything that is asked for
 
 
@@ -30,16 +33,16 @@ class Ranks:
             [sys.executable, __file__, str(theirs.fileno()), module],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=ROOT,
             env=os.environ | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
         )
         theirs.close()
 
-    def __call__(self, ranks, function, *args, each=(), timeout=30.0, fresh=False):
+    def __call__(self, ranks, function, *args, each=(), timeout=20.0, fresh=False):
         """What each rank returns for function(rank, *args, *each[rank]), or an Exception.
 
-        Groups are kept, but a `fresh` one serves one call. `timeout` is that of a new group. A rank
-        that ends without an answer gives None.
+        Groups are kept until a rank fails; a `fresh` one serves one call. `timeout` is that of a
+        new group. A rank that ends without an answer gives None.
         """
         self.connection.send((ranks, function, args, list(each), timeout, fresh))
         if not self.connection.poll(LIMIT + 10):
@@ -58,18 +61,21 @@ class Ranks:
 
 def serve(connection, module):
     """Fork ranks, pass on what they are asked and what they answer, until nobody asks."""
-    groups = {}
+    groups, names = {}, itertools.count()
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EOFError, OSError):
         while True:
             ranks, function, args, each, timeout, fresh = connection.recv()
             group = None if fresh else groups.get(ranks)
             if group is None:
-                file = tempfile.mktemp(dir=folder)
-                group = [start(rank, ranks, file, timeout, module) for rank in range(ranks)]
+                file = f"{folder}/{next(names)}"
+                group, known = [], [other for pair in groups.values() for other in pair]
+                for rank in range(ranks):
+                    held = [connection, *(ours for _, ours in known + group)]
+                    group.append(start(rank, ranks, file, timeout, module, held))
             if not fresh:
                 groups[ranks] = group
             answers = ask(group, function, args, each)
-            if fresh or None in answers:
+            if fresh or any(x is None or isinstance(x, RuntimeError) for x in answers):
                 end(group)
                 groups = {key: value for key, value in groups.items() if value is not group}
             connection.send(answers)
@@ -77,7 +83,7 @@ def serve(connection, module):
         end(group)
 
 
-def start(rank, ranks, file, timeout, module):
+def start(rank, ranks, file, timeout, module, held):
     ours, theirs = Pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -85,7 +91,8 @@ def start(rank, ranks, file, timeout, module):
     if pid:
         theirs.close()
         return pid, ours
-    ours.close()
+    for connection in (ours, *held):  # a rank sees the end of who asks it when no other holds them
+        connection.close()
     with contextlib.suppress(BaseException):
         work(theirs, rank, ranks, file, timeout, module)
     os._exit(0)
@@ -136,10 +143,12 @@ def work(connection, rank, ranks, file, timeout, module):
 def main(descriptor, path):
     import torch
 
+    sys.path.insert(0, str(ROOT))
     torch.set_num_threads(1)
     specification = importlib.util.spec_from_file_location("across_ranks", path)
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    module.warm_up()
     serve(Connection(int(descriptor)), module)
 
 
