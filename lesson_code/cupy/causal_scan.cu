@@ -41,7 +41,7 @@ recurrent(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, Rows
 
     for (int start = 0; start < N; start += TOKENS) {
         const int count = min(TOKENS, N - start);
-#pragma unroll 2
+#pragma unroll 1
         for (int i = threadIdx.x; i < TOKENS * FEATURES; i += THREADS) {
             const int t = i / FEATURES, c = i % FEATURES;
             queries[t][c] = t < count ? q.number(start + t, c) : 0.0f;
@@ -540,7 +540,7 @@ segment_outputs(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows
 // d numerator = grad / denominator and d denominator = -out . d numerator. A row of `both` holds the
 // former and behind it the latter, in two numbers whose sum is exact to twice the digits: its terms
 // cancel against those of the values. One warp for each token.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
 split_gradient(Rows<const OUT_TYPE> grad, Rows<const OUT_TYPE> out, const float* denominators, Rows<BOTH_TYPE> both, int N,
                long long tokens) {
     const long long token = blockIdx.x * 4ll + threadIdx.x / 32;

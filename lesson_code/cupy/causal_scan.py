@@ -124,7 +124,7 @@ def causal_scan(
         initial = _pack(initial_state, k, v, normalize or return_state, device)
         leading = initial.shape[:-2]
     _arguments.check_leading(q=q.shape[:-2], initial_state=leading)
-    if return_state and 0 in q.shape[:-2] and 0 not in leading:  # there is no query, and a state all the same
+    if return_state and 0 in q.shape[:-2] and 0 not in leading:  # no query, and yet a state
         options = {"normalize": normalize, "kernel": kernel, "device": device}
         options["initial_state"] = initial_state
         out = causal_scan(q, k, v, **options)
