@@ -144,7 +144,8 @@ def join(arrays):
         case "cupy":
             import cupy
 
-            return cupy.concatenate([array.astype("float32") for array in arrays], axis=-1)
+            with arrays[0].device:
+                return cupy.concatenate([array.astype("float32") for array in arrays], axis=-1)
         case _:
             return np.concatenate([array.astype("float32") for array in arrays], axis=-1)
 

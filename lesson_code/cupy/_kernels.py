@@ -89,12 +89,12 @@ def _load_cuda(file: str, macros: tuple):
 
 class _CudaModule:
     def __init__(self, module):
-        self.module = module
+        self.function = functools.cache(module.get_function)
 
     def launch(self, name, grid, block, arguments, shared_bytes=0, buffers=None):
         """Start a kernel on CuPy's current device and stream."""
         grid, block = (size if isinstance(size, tuple) else (size,) for size in (grid, block))
-        kernel = self.module.get_function(name)
+        kernel = self.function(name)
         if shared_bytes > 48 * 1024:  # more must be asked for
             kernel.max_dynamic_shared_size_bytes = shared_bytes
         # CuPy passes an array of one item by value, whatever its dtype.

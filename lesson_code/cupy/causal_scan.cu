@@ -91,7 +91,8 @@ recurrent(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, Rows
 
 constexpr int CHUNK = 64;
 constexpr int SLICE = 16;  // of tokens or of features, in shared memory at one time
-constexpr int STATE_THREADS = FEATURES / 4 * (STATE_COLUMNS / 4);  // each has 4 x 4 numbers of a state
+constexpr int STEP = STATE_COLUMNS / 4;  // between the columns of a thread, which has 4 x 4 numbers of a state
+constexpr int STATE_THREADS = FEATURES / 4 * STEP;
 
 extern "C" __global__ void __launch_bounds__(STATE_THREADS, 3)
 chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, float* states, float* last, int N,
@@ -102,13 +103,13 @@ chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, f
     const int first_column = blockIdx.y * STATE_COLUMNS;
     const int columns = v.width + v.ones;
     const int chunks = (N + CHUNK - 1) / CHUNK;
-    // The thread's numbers: features own_c, own_c + 1, ... and columns own_m, own_m + STATE_COLUMNS / 4, ...
-    const int own_c = threadIdx.x / (STATE_COLUMNS / 4) * 4, own_m = threadIdx.x % (STATE_COLUMNS / 4);
+    // The thread's numbers: features own_c, own_c + 1, ... and columns own_m, own_m + STEP, ...
+    const int own_c = threadIdx.x / STEP * 4, own_m = threadIdx.x % STEP;
 
     float state[4][4];
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 4; j++) {
-            const int c = own_c + i, m = first_column + own_m + j * (STATE_COLUMNS / 4);
+            const int c = own_c + i, m = first_column + own_m + j * STEP;
             const bool known = initial && c < features && m < columns;
             state[i][j] = known ? initial[(head * features + c) * columns + m] : 0.0f;
         }
@@ -118,7 +119,7 @@ chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, f
                                        : last ? last + head * features * columns : nullptr;
         for (int i = 0; i < 4; i++)
             for (int j = 0; j < 4; j++) {
-                const int c = own_c + i, m = first_column + own_m + j * (STATE_COLUMNS / 4);
+                const int c = own_c + i, m = first_column + own_m + j * STEP;
                 if (target && c < features && m < columns) target[c * columns + m] = state[i][j];
             }
 
@@ -135,7 +136,7 @@ chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, f
             for (int t = 0; t < SLICE; t++)
                 for (int i = 0; i < 4; i++)
                     for (int j = 0; j < 4; j++)
-                        state[i][j] += keys[t][own_c + i] * values[t][own_m + j * (STATE_COLUMNS / 4)];
+                        state[i][j] += keys[t][own_c + i] * values[t][own_m + j * STEP];
             __syncthreads();
         }
     }
@@ -365,7 +366,8 @@ __device__ __forceinline__ void multiply_row(float (&sums)[COLUMNS / 8][4], cons
 #pragma unroll
     for (int n = 0; n < COLUMNS / 8; n += 2) {
         unsigned b[4];
-        load_matrices_transposed(b, right + lane % 16 * COLUMN_PITCH + n * 8 + lane / 16 * 8);
+        load_matrices_transposed(b, right + lane % 16 * COLUMN_PITCH
+                                        + n * 8 + lane / 16 * 8);
         multiply_tiles<TYPE>(sums[n], a, b[0], b[1]);
         multiply_tiles<TYPE>(sums[n + 1], a, b[2], b[3]);
     }
@@ -380,7 +382,8 @@ __device__ __forceinline__ void update_state(State& state, Tiles tiles) {
         if (c0 >= FEATURES) break;
         for (int t0 = 0; t0 < CHUNK; t0 += 16) {
             unsigned a[4];  // of K^T: the transposed load turns rows of tokens into rows of features
-            load_matrices_transposed(a, tiles.keys + (t0 + lane / 16 * 8 + lane % 8) * FEATURE_PITCH + c0 + lane / 8 % 2 * 8);
+            load_matrices_transposed(a, tiles.keys + (t0 + lane / 16 * 8 + lane % 8) * FEATURE_PITCH
+                                            + c0 + lane / 8 % 2 * 8);
             multiply_row(state[b], a, tiles.values + t0 * COLUMN_PITCH);
         }
     }
@@ -407,7 +410,8 @@ __device__ __forceinline__ void compute_outputs(float (&output)[COLUMNS / 8][4],
 #pragma unroll 4
         for (int c0 = 0; c0 < FEATURES; c0 += 16) {
             load_matrices(a, own_queries + c0);
-            load_matrices(b, tiles.keys + (j0 + lane / 16 * 8 + lane % 8) * FEATURE_PITCH + c0 + lane / 8 % 2 * 8);
+            load_matrices(b, tiles.keys + (j0 + lane / 16 * 8 + lane % 8) * FEATURE_PITCH
+                                 + c0 + lane / 8 % 2 * 8);
             multiply_tiles<TYPE>(scores[0], a, b[0], b[1]);
             multiply_tiles<TYPE>(scores[1], a, b[2], b[3]);
         }

@@ -135,7 +135,8 @@ def causal_scan(
 
         out, last = _torch_scan.causal_scan(q, k, v, initial, normalize, return_state, kernel)
     else:
-        out, last, _ = forward(q, k, v, initial, normalize, return_state, kernel)
+        with _kernels.place(q):
+            out, last, _ = forward(q, k, v, initial, normalize, return_state, kernel)
     return (out, _unpack(last, leading)) if return_state else out
 
 

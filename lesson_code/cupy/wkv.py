@@ -119,9 +119,11 @@ def wkv(
 
         out, state = _torch_wkv.wkv(k, v, decay, bonus, initial_state)
     else:
-        w, u = decay.astype("float32"), bonus.astype("float32")
-        _arguments.check_values("decay", w, "positive and finite", (w <= 0) | (w == np.inf))
-        out, last, _, _ = forward(k, v, w, u, _begin(initial_state, k, v, device), keep=False)
+        with _kernels.place(k):
+            w, u = decay.astype("float32"), bonus.astype("float32")
+            _arguments.check_values("decay", w, "positive and finite", (w <= 0) | (w == np.inf))
+            state = _begin(initial_state, k, v, device)
+            out, last, _, _ = forward(k, v, w, u, state, keep=False)
         state = WKVState(*(last[..., row, :] for row in range(3)))
     return (out, state) if return_state else out
 
