@@ -1,6 +1,6 @@
 // Causal linear attention on a GPU: out_t = q_t^T S_t, where S_t = S_{t-1} + k_t v_t^T.
 //
-// Three ways to compute it, from the recurrence to the tensor cores; a macro of causal_scan.py
+// Three ways to compute it, from the recurrence to the tensor cores; a macro of _launches.py
 // chooses one. A state is an array (features, columns) of floats for every head; where the
 // normalizer is wanted, v has one more column, of ones, and its sum of keys is z.
 //
@@ -12,7 +12,7 @@
 
 #ifdef RECURRENT
 // (a) One thread for every column of the state, which it keeps in registers: the recurrence as it
-// stands in the book. Wide columns are shared by PARTS neighbours. The tokens come one by one, so
+// stands in the book. Wide columns are shared by PARTS neighbors. The tokens come one by one, so
 // that the threads of one head take N steps whatever the GPU.
 
 constexpr int TOKENS = 8;  // read together, so that one barrier serves them all
@@ -193,7 +193,7 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
             weights[y + 16 * i][x + 16 * j] = weight;
             denominator[i] += weight;
         }
-        // 16 neighbours hold the terms of one row.
+        // 16 neighbors hold the terms of one row.
         for (int lanes = 1; lanes < 16; lanes *= 2)
             denominator[i] += __shfl_xor_sync(~0u, denominator[i], lanes);
     }
@@ -440,7 +440,7 @@ __device__ __forceinline__ void compute_outputs(float (&output)[COLUMNS / 8][4],
 }
 
 // Divides by the normalizer and writes the warp's rows; by way of its own, used up, rows of queries,
-// as a lane holds two neighbours of a row and the memory wants eight.
+// as a lane holds two neighbors of a row and the memory wants eight.
 __device__ __forceinline__ void store_outputs(float (&output)[COLUMNS / 8][4], Tiles tiles, Rows<TYPE> out,
                                               float* denominators, long long head, int start, int N, int slab) {
     const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16;
