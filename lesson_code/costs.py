@@ -573,7 +573,7 @@ def ring_attention_bytes(
 
     References
     ----------
-    Liu et al. (2023), Ring attention with blockwise transformers, section 3.
+    Liu et al. (2023), Ring attention with blockwise transformers.
 
     Examples
     --------
