@@ -146,6 +146,11 @@ def check_initial_state(
 ) -> None:
     """Refuse all but an array (..., C, M) that may precede `like`; sizes are C=..., M=..."""
     check_arrays(array_type, **{name: state})
+    check_state_beside(name, state, like_name, like, **sizes)
+
+
+def check_state_beside(name: str, state, like_name: str, like, **sizes: int) -> None:
+    """Refuse a state of another dtype, device or shape than may stand beside `like`."""
     dtypes = state_dtypes(like)
     if dtype_name(state) not in dtypes:
         expected = " or ".join(dict.fromkeys(dtypes))

@@ -39,6 +39,12 @@ def device(array) -> str:
     return array.device.type if kind == "torch" else "cuda" if kind == "cupy" else "cpu"
 
 
+def c_type(array) -> str:
+    """The dtype as the .cu files call it."""
+    name = _arguments.dtype_name(array)
+    return "float" if name == "float32" else name
+
+
 def check_arrays(on: str, **arrays) -> None:
     """Refuse what is no array of floats on this device, of the kind and dtype of the first."""
     if on not in DEVICES:
@@ -53,8 +59,7 @@ def check_arrays(on: str, **arrays) -> None:
             raise TypeError(f"{name} must have dtype float32, float16 or bfloat16, got {dtype}.")
         if dtype != expected:
             raise TypeError(f"{name} must have the dtype of {first}, {expected}, got {dtype}.")
-        if on == "cuda":
-            _arguments.check_device(name, array, first, like)
+        _arguments.check_device(name, array, first, like)
 
 
 def check_state(on: str, name: str, array, like_name: str, like, sizes: dict) -> None:
@@ -62,17 +67,7 @@ def check_state(on: str, name: str, array, like_name: str, like, sizes: dict) ->
     check_arrays(on, **{name: array})
     if library(array) != library(like):
         raise TypeError(_other_kind(name, array, like_name, like))
-    dtypes = _arguments.state_dtypes(like)
-    if _arguments.dtype_name(array) not in dtypes:
-        expected = " or ".join(dict.fromkeys(dtypes))
-        raise TypeError(f"{name} must have dtype {expected}, got {_arguments.dtype_name(array)}.")
-    if on == "cuda":
-        _arguments.check_device(name, array, like_name, like)
-    if tuple(array.shape[-len(sizes) :]) != tuple(sizes.values()):
-        axes, shown = ", ".join(sizes), ", ".join(map(str, sizes.values()))
-        raise ValueError(
-            f"{name} must have shape (..., {axes}), (..., {shown}), got {tuple(array.shape)}."
-        )
+    _arguments.check_state_beside(name, array, like_name, like, **sizes)
 
 
 def _check_place(on, name, array):

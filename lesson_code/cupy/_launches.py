@@ -5,10 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _kernels
 
-TYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}  # in the .cu files
 CHUNK = 64
 MIN_SEGMENT = 4 * CHUNK  # tokens: a shorter segment would not be worth its state
 BLOCKS_PER_PROCESSOR = 2  # fewer would leave a multiprocessor waiting for memory
@@ -125,7 +123,7 @@ def tensor_core(shape, rows, initial, last, normalizers):
     chunk, slab, shared_bytes = _tiles(shape, out.array)
     macros = {
         "TENSOR_CORE": 1,
-        "TYPE": _type(out),
+        "TYPE": _arrays.c_type(out.array),
         "FEATURES": shape.padded_features,
         "CHUNK": chunk,
         "SLAB": slab,
@@ -185,7 +183,7 @@ def split_gradient(grad, out, normalizers, dtype):
     tokens = math.prod(leading) * N
     if tokens:
         g, o, b = (_arrays.rows(x, tuple(leading)) for x in (grad, out, both))
-        macros = {"GRADIENT": 1, "OUT_TYPE": _type(o), "BOTH_TYPE": _type(b)}
+        macros = {"GRADIENT": 1, "OUT_TYPE": _arrays.c_type(out), "BOTH_TYPE": _arrays.c_type(both)}
         with _kernels.place(out):
             arguments = (g, o, normalizers, b, N, np.int64(tokens))
             _run(macros, "split_gradient", blocks(tokens, 4), 128, *arguments)
@@ -201,12 +199,9 @@ def round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-def _type(rows) -> str:
-    return TYPES[_arguments.dtype_name(rows.array)]
-
-
 def _types(rows) -> dict:
-    return dict(zip(("Q_TYPE", "K_TYPE", "V_TYPE", "OUT_TYPE"), map(_type, rows), strict=True))
+    names = ("Q_TYPE", "K_TYPE", "V_TYPE", "OUT_TYPE")
+    return {name: _arrays.c_type(x.array) for name, x in zip(names, rows, strict=True)}
 
 
 def _is_aligned(rows) -> bool:

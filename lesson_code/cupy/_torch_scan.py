@@ -104,8 +104,5 @@ class _Scan(torch.autograd.Function):
         saved = ctx.saved_tensors  # once, as activation checkpointing demands
         grad_last, initial = grad_last if ctx.keep else None, saved[3]
         arguments = grad, grad_last, *saved, ctx.normalize, ctx.kernel
-        if torch.compiler.is_compiling():  # which traces no Function inside a Function
-            *gradients, d_initial = _scan_backward(*arguments)
-        else:
-            *gradients, d_initial = _backward_once(*arguments)
+        *gradients, d_initial = _backward_once(*arguments)
         return *gradients, None if initial is None else d_initial, None, None, None

@@ -98,11 +98,7 @@ class _WKV(torch.autograd.Function):
         if not ctx.keep:  # vmap hides from `wkv` that a gradient will be asked for
             kept = _kept(_wkv(*inputs, True))
         arguments = grad_out, grad_last, *inputs, *kept
-        if torch.compiler.is_compiling():  # which traces no Function inside a Function
-            gradients = _wkv_backward(*arguments)
-        else:
-            gradients = _backward_once(*arguments)
-        return *gradients, None
+        return *_backward_once(*arguments), None
 
 
 def _kept(output):

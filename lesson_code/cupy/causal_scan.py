@@ -117,7 +117,7 @@ def causal_scan(
     """
     _check(q, k, v, device)
     _arguments.check_flags(normalize=normalize, return_state=return_state)
-    kernel = _check_kernel(kernel, q, k, v, device)
+    kernel = _check_kernel(kernel, q)
     leading = _arguments.check_leading(k=k.shape[:-2], v=v.shape[:-2])
     initial = None
     if initial_state is not None:
@@ -185,7 +185,11 @@ def choose_kernel(
         is_pair = isinstance(capability, tuple) and len(capability) == 2
         if not (is_pair and all(isinstance(x, int) and x >= 0 for x in capability)):
             raise ValueError(f"capability must be two integers like (7, 5), got {capability!r}.")
-    if k.shape[-2] <= CHUNK // 4:
+    return _choose(q, capability)
+
+
+def _choose(q, capability=None) -> str:
+    if q.shape[-2] <= CHUNK // 4:
         return "recurrent"
     dtype, capability = _arguments.dtype_name(q), capability or _kernels.capability(q)
     return "chunked" if _tensor_cores_lack(dtype, capability) else "tensor_core"
@@ -211,9 +215,9 @@ def _check(q, k, v, device) -> None:
             raise ValueError(f"{name} must be at most {MAX_WIDTH} wide, got {array.shape[-1]}.")
 
 
-def _check_kernel(kernel, q, k, v, device) -> str:
+def _check_kernel(kernel, q) -> str:
     if kernel is None:
-        return choose_kernel(q, k, v, device=device)
+        return _choose(q)
     if kernel not in tuple(LAUNCHES):  # a tuple compares, where a dict would ask for a hash
         listed = ", ".join(map(repr, LAUNCHES))
         raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")

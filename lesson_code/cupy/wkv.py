@@ -12,7 +12,6 @@ from lesson_code.cupy import _arrays, _kernels
 from lesson_code.numpy.wkv import EMPTY, WKVState
 
 THREADS = 32  # of a block, as in wkv.cu
-TYPES = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}  # in the .cu files
 
 
 def wkv(
@@ -189,7 +188,7 @@ def _run(name, keep, shape, inputs, w, u, *arrays):
     leading, channels, like = tuple(leading), math.prod(leading) * D, inputs[0]
     if channels == 0:
         return
-    macros = {"SCALAR": TYPES[_arguments.dtype_name(like)], "KEEP": int(keep)}
+    macros = {"SCALAR": _arrays.c_type(like), "KEEP": int(keep)}
     rows = [_arrays.rows(x, leading, reverse=name == "backward") for x in inputs]
     rows += [_arrays.rows(x[..., None, :], leading) for x in (w, u)]
     with _kernels.place(like):

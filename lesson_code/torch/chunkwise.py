@@ -271,11 +271,7 @@ class _Chunkwise(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out, _, grad_S, grad_z):
         arguments = (grad_out, grad_S, grad_z, *ctx.saved_tensors, *ctx.options)
-        if torch.compiler.is_compiling():  # which traces no Function inside a Function
-            gradients = _chunkwise_backward(*arguments)
-        else:
-            gradients = _backward_once(*arguments)
-        return (*gradients, None, None, None)
+        return (*_backward_once(*arguments), None, None, None)
 
 
 def _segments(q, chunk_size):

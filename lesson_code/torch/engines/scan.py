@@ -162,8 +162,6 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, _, dh_end):
         arguments = (dy, dh_end, *ctx.saved_tensors, ctx.length)
-        if torch.compiler.is_compiling():  # which traces no Function inside a Function
-            return (*_scan_backward(*arguments), None)
         return (*_backward_once(*arguments), None)
 
 
