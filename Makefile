@@ -4,7 +4,7 @@
 
 BIN := .venv/bin
 
-.PHONY: book serve test test-colab execute bench bench-gpu clean
+.PHONY: book serve test test-colab execute bench bench-gpu train clean
 
 # A failed build is removed: built again, unchanged pages would not repeat their warnings.
 book: .venv/ready _build/code
@@ -33,11 +33,19 @@ bench: .venv/ready
 	"$(BIN)"/python benchmarks/decoding.py
 	"$(BIN)"/python benchmarks/scans.py
 	"$(BIN)"/python benchmarks/family.py
+	"$(BIN)"/python benchmarks/exchange.py
+	"$(BIN)"/python benchmarks/generation.py
 	"$(BIN)"/python benchmarks/registers.py
 
-# Measures the kernels, on a machine with a GPU.
+# Trains the models whose results the book shows: over an hour on two free cores, and it may be stopped and gone on with.
+train: .venv/ready
+	"$(BIN)"/python benchmarks/recall.py
+	"$(BIN)"/python benchmarks/digits.py
+
+# Measures the kernels and the generation of images, on a machine with a GPU.
 bench-gpu: .venv/ready
 	"$(BIN)"/python benchmarks/kernels.py
+	"$(BIN)"/python benchmarks/generation.py --device cuda
 
 clean:
 	rm -rf .venv _build

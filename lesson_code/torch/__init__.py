@@ -22,6 +22,7 @@ from lesson_code.torch.feature_maps import (
 )
 from lesson_code.torch.gated import gated_linear_attention
 from lesson_code.torch.linear import LinearAttentionState, linear_attention
+from lesson_code.torch.logistics import draw_logistic_mixture, logistic_mixture
 from lesson_code.torch.mamba import selective_scan, state_space_dual
 from lesson_code.torch.modules import (
     AFTSimple,
@@ -29,6 +30,8 @@ from lesson_code.torch.modules import (
     DeltaNetState,
     GatedDeltaNet,
     GatedLinearAttention,
+    ImageModel,
+    ImageState,
     KVCache,
     LanguageModel,
     LinearAttention,
@@ -66,6 +69,7 @@ from lesson_code.torch.wkv import WKVState, wkv
 torch.serialization.add_safe_globals(
     [
         DeltaNetState,
+        ImageState,
         KVCache,
         LinearAttentionState,
         RWKV4BlockState,
@@ -84,6 +88,8 @@ __all__ = [
     "DeltaNetState",
     "GatedDeltaNet",
     "GatedLinearAttention",
+    "ImageModel",
+    "ImageState",
     "KVCache",
     "LanguageModel",
     "LinearAttention",
@@ -111,6 +117,7 @@ __all__ = [
     "channel_mix",
     "delta_rule",
     "distributed",
+    "draw_logistic_mixture",
     "elu_plus_one",
     "exponential",
     "gated_delta_rule",
@@ -119,6 +126,7 @@ __all__ = [
     "identity",
     "latent_attention",
     "linear_attention",
+    "logistic_mixture",
     "polynomial",
     "positive_random_features",
     "relu",

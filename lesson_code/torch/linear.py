@@ -130,17 +130,58 @@ class LinearAttentionState(NamedTuple):
         tensor([[3.],
                 [6.]])
         """
-        _arguments.check_arrays(Tensor, k=k, v=v)
-        _arguments.check_rank("k", k, "C")
-        _arguments.check_rank("v", v, "M")
-        _check_state("the state", self, "k", k, k.shape[-1], v.shape[-1])
-        leading = _arguments.check_leading(
-            k=k.shape[:-1], v=v.shape[:-1], S=self.S.shape[:-2], z=self.z.shape[:-1]
-        )
+        leading = self._check_write(k, v)
         k, v, S, z = accumulate(k, v, *self)
         S = S.expand(*leading, -1, -1) + k[..., :, None] * v[..., None, :]  # (..., C, M)
         z = z.expand(*leading, -1) + k  # (..., C)
         return LinearAttentionState(S, z)
+
+    def write_(self, k: Tensor, v: Tensor) -> "LinearAttentionState":
+        r"""Write one token into this state itself, which saves the memory of a new one.
+
+        Computes :eq:`eq-write`. S and z are overwritten: whoever else holds them sees the change.
+
+        Parameters
+        ----------
+        k : tensor, shape (..., C)
+            Feature-mapped key.
+        v : tensor, shape (..., M)
+            Value.
+
+        Returns
+        -------
+        LinearAttentionState
+            This state.
+
+        Raises
+        ------
+        TypeError
+            As `write`, and if the state is not in the accumulation dtype of `k`.
+        ValueError
+            If the shapes or devices do not fit together; S and z must have the leading dimensions
+            of `k` and `v` together.
+
+        Examples
+        --------
+        >>> state = LinearAttentionState.zeros(2, 1)
+        >>> _ = state.write_(torch.tensor([1.0, 2.0]), torch.tensor([3.0]))
+        >>> state.S
+        tensor([[3.],
+                [6.]])
+        """
+        leading = self._check_write(k, v)
+        k, v = accumulate(k, v)
+        for name, tensor, own in ("S", self.S, self.S.shape[:-2]), ("z", self.z, self.z.shape[:-1]):
+            if tensor.dtype != k.dtype:
+                raise TypeError(f"{name} must have dtype {k.dtype}, got {tensor.dtype}.")
+            if own != leading:
+                raise ValueError(
+                    f"{name} must have the leading dimensions {tuple(leading)} of what is written, "
+                    f"got {tuple(own)}."
+                )
+        self.S.addcmul_(k[..., :, None], v[..., None, :])
+        self.z.add_(k)
+        return self
 
     def read(self, q: Tensor, *, normalize: bool = True) -> Tensor:
         r"""Read with one query: :math:`\phi(q)^\top S`, over :math:`\phi(q)^\top z`.
@@ -191,6 +232,16 @@ class LinearAttentionState(NamedTuple):
             if normalize:
                 out = _divide(out, (q * z).sum(dim=-1, keepdim=True))
         return out.to(dtype)
+
+    def _check_write(self, k, v):
+        """The leading dimensions of all, after checks of a key and a value."""
+        _arguments.check_arrays(Tensor, k=k, v=v)
+        _arguments.check_rank("k", k, "C")
+        _arguments.check_rank("v", v, "M")
+        _check_state("the state", self, "k", k, k.shape[-1], v.shape[-1])
+        return _arguments.check_leading(
+            k=k.shape[:-1], v=v.shape[:-1], S=self.S.shape[:-2], z=self.z.shape[:-1]
+        )
 
 
 def linear_attention(

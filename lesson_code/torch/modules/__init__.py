@@ -27,12 +27,14 @@ made as ``Name(width, num_heads, ...)``:
 `StateSpaceDual`
     Mamba-2's block: the same with one decay for each head
 
-`LanguageModel` stacks them, in any mixture, between an embedding and logits.
+`LanguageModel` stacks them, in any mixture, between an embedding and logits; `ImageModel` between
+the pixels of an image and what it expects of each.
 """
 
 from lesson_code.torch.modules.aft import AFTSimple
 from lesson_code.torch.modules.delta import DeltaNet, DeltaNetState, GatedDeltaNet
 from lesson_code.torch.modules.gated import GatedLinearAttention
+from lesson_code.torch.modules.image_model import ImageModel, ImageState
 from lesson_code.torch.modules.language_model import LanguageModel
 from lesson_code.torch.modules.linear import LinearAttention, LinearTransformerLayer
 from lesson_code.torch.modules.mamba import (
@@ -59,6 +61,8 @@ __all__ = [
     "DeltaNetState",
     "GatedDeltaNet",
     "GatedLinearAttention",
+    "ImageModel",
+    "ImageState",
     "KVCache",
     "LanguageModel",
     "LinearAttention",

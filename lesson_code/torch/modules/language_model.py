@@ -1,15 +1,12 @@
 """A language model of any modules, which trains in parallel and writes step by step."""
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from lesson_code import _arguments
-from lesson_code.torch.modules._parts import feed_forward
-from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.modules.blocks import make_blocks
 
 
 class LanguageModel(nn.Module):
@@ -77,16 +74,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.vocab_size = _arguments.check_integer("vocab_size", vocab_size, minimum=1)
         width = _arguments.check_integer("width", width, minimum=1)
-        num_heads = _arguments.check_integer("num_heads", num_heads, minimum=1)
-        if not isinstance(mixers, list | tuple):
-            raise TypeError(f"mixers must be a list, got {type(mixers).__name__}.")
         self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(
-            _make_block(
-                f"mixers[{i}]", mixer, width, num_heads=num_heads, layer=i, num_layers=len(mixers)
-            )
-            for i, mixer in enumerate(mixers)
-        )
+        self.blocks = make_blocks(width, mixers, num_heads)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
 
@@ -120,14 +109,10 @@ class LanguageModel(nn.Module):
         """
         self._check("tokens", tokens, "B, N")
         _arguments.check_flags(return_state=return_state)
-        before = self._check_state(state) if state is not None else [None] * len(self.blocks)
-        x, after = self._embed("tokens", tokens), []
-        for block, state in zip(self.blocks, before, strict=True):
-            x, state = block(x, state=state, return_state=True)
-            if return_state:
-                after.append(state)
+        x = self.blocks(self._embed("tokens", tokens), state=state, return_state=return_state)
+        x, state = x if return_state else (x, None)
         logits = self.head(self.norm(x))
-        return (logits, tuple(after)) if return_state else logits
+        return (logits, state) if return_state else logits
 
     def step(self, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, tuple]:
         """Read one token.
@@ -151,11 +136,8 @@ class LanguageModel(nn.Module):
             As `forward`.
         """
         self._check("token", token, "B")
-        x, after = self._embed("token", token), []
-        for block, before in zip(self.blocks, self._check_state(state), strict=True):
-            x, new = block.step(x, before)
-            after.append(new)
-        return self.head(self.norm(x)), tuple(after)
+        x, state = self.blocks.step(self._embed("token", token), state)
+        return self.head(self.norm(x)), state
 
     def initial_state(self, batch_size: int) -> tuple:
         """The state before the first token: one for each block.
@@ -176,7 +158,7 @@ class LanguageModel(nn.Module):
         ValueError
             If `batch_size` is negative.
         """
-        return tuple(block.initial_state(batch_size) for block in self.blocks)
+        return self.blocks.initial_state(batch_size)
 
     @torch.no_grad()
     def generate(
@@ -224,7 +206,9 @@ class LanguageModel(nn.Module):
         logits = logits[:, -1]
         for i in range(steps):
             if i > 0:
-                logits, state = self.step(text[-1][:, 0], state)
+                # Nobody else holds this state, so it may be overwritten.
+                x, state = self.blocks.step_(self._embed("token", text[-1][:, 0]), state)
+                logits = self.head(self.norm(x))
             text.append(_choose(logits, temperature, generator).to(prompt.dtype))
         return torch.cat(text, dim=1)
 
@@ -244,61 +228,6 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"{name} must be at least 0 and below vocab_size, {self.vocab_size}."
             ) from None
-
-    def _check_state(self, state):
-        if not isinstance(state, tuple):
-            raise TypeError(f"state must be a tuple, got {type(state).__name__}.")
-        _arguments.check_same("state", len(state), "one state for each block", len(self.blocks))
-        return state
-
-
-class Block(Mixer):
-    """A mixer and a feed-forward sublayer, each after a norm and with a residual around it."""
-
-    is_block = True
-
-    def __init__(self, width: int, mixer: nn.Module) -> None:
-        super().__init__(width)
-        self.norm_1 = nn.LayerNorm(width)
-        self.mixer = mixer
-        self.norm_2 = nn.LayerNorm(width)
-        self.feed_forward = feed_forward(width)
-
-    def mix(self, x: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-        y, state = self.mixer(self.norm_1(x), state=state, return_state=True)
-        return self._after_mixer(x + y), state
-
-    def mix_one(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-        y_t, state = self.mixer.step(self.norm_1(x_t), state)
-        return self._after_mixer(x_t + y_t), state
-
-    def initial_state(self, batch_size: int) -> Any:
-        return self.mixer.initial_state(batch_size)
-
-    def _after_mixer(self, x):
-        return x + self.feed_forward(self.norm_2(x))
-
-
-def _make_block(name, mixer, width, **settings):
-    """The block of one entry of `mixers`, with those of the settings that it asks for."""
-    if isinstance(mixer, nn.Module) or not callable(mixer):
-        raise TypeError(
-            f"{name} must be a class or a callable width -> module, got {type(mixer).__name__}."
-        )
-    asked = inspect.signature(mixer).parameters
-    given = {
-        key: value
-        for key, value in settings.items()
-        if key in asked
-        and (isinstance(mixer, type) or asked[key].default is inspect.Parameter.empty)
-    }
-    module = mixer(width, **given)
-    methods = "forward", "step", "initial_state"
-    if not all(callable(getattr(module, method, None)) for method in methods):
-        raise TypeError(
-            f"{name} must make a module with {', '.join(methods)}, got {type(module).__name__}."
-        )
-    return module if getattr(module, "is_block", False) else Block(width, module)
 
 
 def _choose(logits, temperature, generator):

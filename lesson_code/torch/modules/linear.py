@@ -52,6 +52,12 @@ class _LinearMemory(Mixer):
         return self._after_read(read.transpose(1, 2), x), state
 
     def mix_one(self, x_t, state):
+        return self._one(x_t, state, LinearAttentionState.write)
+
+    def mix_one_(self, x_t, state):
+        return self._one(x_t, state, LinearAttentionState.write_)
+
+    def _one(self, x_t, state, write):
         check_state(state, LinearAttentionState, len(x_t), self.num_heads)
         q, k, v = (
             linear(x_t).unflatten(-1, (self.num_heads, -1))  # (B, H, D)
@@ -59,7 +65,7 @@ class _LinearMemory(Mixer):
         )
         q, k, v = accumulate(q, k, v)
         with full_precision(q):
-            state = state.write(_features(self.feature_map, k), v)
+            state = write(state, _features(self.feature_map, k), v)
             read = state.read(_features(self.feature_map, q), normalize=self.normalize)
         return self._after_read(read, x_t), state
 

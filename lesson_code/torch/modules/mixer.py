@@ -13,7 +13,9 @@ class Mixer(nn.Module):
 
     A subclass writes one method, ``mix(x, state) -> (y, state)`` for x (B, N, F), where a state of
     None is the start. `forward`, `step` and `initial_state` follow from it. Where one token can be
-    had for less than a sequence of length 1, it also writes ``mix_one(x_t, state)`` for (B, F).
+    had for less than a sequence of length 1, it also writes ``mix_one(x_t, state)`` for (B, F), and
+    where for less still if the old state need not be kept, ``mix_one_(x_t, state)``, which
+    generating calls.
 
     Parameters
     ----------
@@ -160,6 +162,9 @@ class Mixer(nn.Module):
     def mix_one(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
         y, state = self.mix(x_t[:, None], state)
         return y[:, 0], state
+
+    def mix_one_(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        return self.mix_one(x_t, state)
 
     def _check(self, name, x, leading):
         _arguments.check_arrays(torch.Tensor, **{name: x})

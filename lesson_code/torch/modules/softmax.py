@@ -106,6 +106,42 @@ class SoftmaxAttention(Mixer):
         out = softmax_attention(q, k, v, causal=True)
         return self.output(merge_heads(out)), KVCache(k, v)
 
+    def mix_one_(self, x_t, state):
+        q, k, v = (
+            linear(x_t).unflatten(-1, (self.num_heads, 1, -1))  # (B, H, 1, D)
+            for linear in (self.query, self.key, self.value)
+        )
+        if not isinstance(state, _RoomyCache):
+            check_state(state, KVCache, len(x_t), self.num_heads)
+            state = _RoomyCache(state, k.dtype)
+        if self.rotary:
+            q, k = _rotate(q, state.length), _rotate(k, state.length)
+        out = softmax_attention(q, *state.append(k, v), causal=True)
+        return self.output(out.flatten(1)), state
+
+
+class _RoomyCache:
+    """A KV cache with room for the next tokens, which are written into it."""
+
+    def __init__(self, cache, dtype):
+        self.length, self.buffers = cache.k.shape[-2], [x.to(dtype) for x in cache]
+
+    def append(self, k, v):
+        """Write one token (B, H, 1, ·) and return all keys and all values so far."""
+        if self.length == self.buffers[0].shape[-2]:
+            # A quarter as much room again: copying then costs little beside reading.
+            room = max(self.length // 4, 64)
+            self.buffers = [
+                torch.cat([x, x.new_empty(*x.shape[:2], room, x.shape[-1])], dim=-2)
+                for x in self.buffers
+            ]
+        views = []
+        for buffer, new in zip(self.buffers, (k, v), strict=True):
+            buffer[:, :, self.length : self.length + 1] = new
+            views.append(buffer[:, :, : self.length + 1])
+        self.length += 1
+        return views
+
 
 def _rotate(x, start):
     """Turn x (..., N, D), whose first position is `start`, by angles that grow with the position.

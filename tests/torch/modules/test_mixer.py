@@ -230,6 +230,39 @@ def test_a_given_state_stays_as_it_is(name):
 
 
 @every_module
+def test_a_step_in_place_is_a_step(name):
+    """What `generate` does with its own state, for longer than a cache's first room."""
+    module = make(name)
+    x = draw(module, 75)
+    expected, _ = in_steps(module, x)
+    with torch.no_grad():
+        _, state = module(x[:, :2], return_state=True)
+        if isinstance(module, LanguageModel):
+            x, step = module.embedding(x), module.blocks.step_
+            expected = None
+        else:
+            step = module.mix_one_
+        outputs = []
+        for x_t in x[:, 2:].unbind(dim=1):
+            y_t, state = step(x_t, state)
+            outputs.append(y_t)
+    found = torch.stack(outputs, dim=1)
+    if expected is None:
+        expected = module.blocks(x)
+    assert_close(found, expected[:, 2:].detach(), 1e-10)
+
+
+@pytest.mark.parametrize("name", ["linear", "layer", "linear, C is not D"])
+def test_linear_attention_overwrites_its_state_where_it_may(name):
+    module = make(name)
+    x = draw(module, 3)
+    with torch.no_grad():
+        _, state = module(x[:, :2], return_state=True)
+        _, after = module.mix_one_(x[:, 2], state)
+    assert after.S is state.S and after.z is state.z
+
+
+@every_module
 def test_only_a_kv_cache_grows(name):
     module = make(name)
     layers = [m for m in module.modules() if isinstance(m, SoftmaxAttention)]

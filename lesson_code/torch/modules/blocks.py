@@ -1,0 +1,136 @@
+"""Blocks of mixers, one on top of the other: the body of every model."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lesson_code import _arguments
+from lesson_code.torch.modules._parts import feed_forward
+from lesson_code.torch.modules.mixer import Mixer
+
+
+class Block(Mixer):
+    """A mixer and a feed-forward sublayer, each after a norm and with a residual around it."""
+
+    is_block = True
+
+    def __init__(self, width: int, mixer: nn.Module) -> None:
+        super().__init__(width)
+        self.norm_1 = nn.LayerNorm(width)
+        self.mixer = mixer
+        self.norm_2 = nn.LayerNorm(width)
+        self.feed_forward = feed_forward(width)
+
+    def mix(self, x: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        y, state = self.mixer(self.norm_1(x), state=state, return_state=True)
+        return self._after_mixer(x + y), state
+
+    def mix_one(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        y_t, state = self.mixer.step(self.norm_1(x_t), state)
+        return self._after_mixer(x_t + y_t), state
+
+    def mix_one_(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        y_t, state = _step_(self.mixer, self.norm_1(x_t), state)
+        return self._after_mixer(x_t + y_t), state
+
+    def initial_state(self, batch_size: int) -> Any:
+        return self.mixer.initial_state(batch_size)
+
+    def _after_mixer(self, x):
+        return x + self.feed_forward(self.norm_2(x))
+
+
+class Blocks(nn.ModuleList):
+    """Modules like :class:`Mixer`, used as if they were one; the state is a tuple of theirs."""
+
+    def forward(
+        self, x: torch.Tensor, *, state: tuple | None = None, return_state: bool = False
+    ) -> torch.Tensor | tuple[torch.Tensor, tuple]:
+        """Read a sequence (B, N, F) in parallel."""
+        before = [None] * len(self) if state is None else self._check_state(state)
+        after = []
+        for block, state in zip(self, before, strict=True):
+            x, state = block(x, state=state, return_state=True)
+            if return_state:
+                after.append(state)
+        return (x, tuple(after)) if return_state else x
+
+    def step(self, x_t: torch.Tensor, state: tuple) -> tuple[torch.Tensor, tuple]:
+        """Read one token (B, F)."""
+        after = []
+        for block, before in zip(self, self._check_state(state), strict=True):
+            x_t, new = block.step(x_t, before)
+            after.append(new)
+        return x_t, tuple(after)
+
+    def step_(self, x_t: torch.Tensor, state: tuple) -> tuple[torch.Tensor, tuple]:
+        """Read one token (B, F); the state that it is given may be overwritten."""
+        after = []
+        for block, before in zip(self, state, strict=True):
+            x_t, new = _step_(block, x_t, before)
+            after.append(new)
+        return x_t, tuple(after)
+
+    def initial_state(self, batch_size: int) -> tuple:
+        """The state before the first token."""
+        return tuple(block.initial_state(batch_size) for block in self)
+
+    def _check_state(self, state):
+        if not isinstance(state, tuple):
+            raise TypeError(f"state must be a tuple, got {type(state).__name__}.")
+        _arguments.check_same("state", len(state), "one state for each block", len(self))
+        return state
+
+
+def _step_(module, x_t, state):
+    """One token, in place where the module can: not every module is a Mixer."""
+    step = getattr(module, "mix_one_", module.step)
+    return step(x_t, state)
+
+
+def make_blocks(width: int, mixers: Sequence[Callable[..., nn.Module]], num_heads: int) -> Blocks:
+    """A block for each mixer, as :class:`LanguageModel` describes it.
+
+    Parameters
+    ----------
+    width : int
+        Width F between the blocks.
+    mixers : list
+        Classes, or callables width -> module.
+    num_heads : int
+        Number of heads, for each mixer whose signature asks for it.
+    """
+    num_heads = _arguments.check_integer("num_heads", num_heads, minimum=1)
+    if not isinstance(mixers, list | tuple):
+        raise TypeError(f"mixers must be a list, got {type(mixers).__name__}.")
+    return Blocks(
+        _make_block(
+            f"mixers[{i}]", mixer, width, num_heads=num_heads, layer=i, num_layers=len(mixers)
+        )
+        for i, mixer in enumerate(mixers)
+    )
+
+
+def _make_block(name, mixer, width, **settings):
+    """The block of one entry of `mixers`, with those of the settings that it asks for."""
+    if isinstance(mixer, nn.Module) or not callable(mixer):
+        raise TypeError(
+            f"{name} must be a class or a callable width -> module, got {type(mixer).__name__}."
+        )
+    asked = inspect.signature(mixer).parameters
+    given = {
+        key: value
+        for key, value in settings.items()
+        if key in asked
+        and (isinstance(mixer, type) or asked[key].default is inspect.Parameter.empty)
+    }
+    module = mixer(width, **given)
+    methods = "forward", "step", "initial_state"
+    if not all(callable(getattr(module, method, None)) for method in methods):
+        raise TypeError(
+            f"{name} must make a module with {', '.join(methods)}, got {type(module).__name__}."
+        )
+    return module if getattr(module, "is_block", False) else Block(width, module)
