@@ -14,7 +14,8 @@ largest number of pairs, all layers together.
 
 A layer mixes each token with the one before (token shift), so that a value is stored beside its
 key, then comes the mixer, then a feed-forward sublayer as wide as makes the layers of all models
-equally large. The hybrid has linear attention (elu + 1) in three layers and softmax in the fourth.
+equally large. The hybrids have softmax in one layer, the first or the last, and linear attention
+(elu + 1) in the other three.
 
 All models begin in the same way, as the question is what a state can hold and not how soon training
 finds it: linear maps as torch draws them, short convolutions as the identity, and queries equal to
@@ -51,7 +52,7 @@ from lesson_code.torch.modules import (
     SoftmaxAttention,
 )
 from lesson_code.torch.modules._parts import ShortConvolution
-from lesson_code.torch.modules.language_model import Block
+from lesson_code.torch.modules.blocks import Block
 
 # All that a result depends on. A change of anything else that matters raises the version.
 SETTINGS = {
@@ -85,7 +86,8 @@ MIXERS = {
     "gated": [GatedLinearAttention] * 4,
     "delta": [DeltaNet] * 4,
     "gated delta": [GatedDeltaNet] * 4,
-    "hybrid": [LinearAttention] * 3 + [SoftmaxAttention],
+    "hybrid, softmax first": [SoftmaxAttention] + [LinearAttention] * 3,
+    "hybrid, softmax last": [LinearAttention] * 3 + [SoftmaxAttention],
 }
 TWO = ["linear (elu + 1)", "delta"]
 
@@ -218,7 +220,7 @@ def check_sizes(settings):
         if seed == settings["seeds"][0]
     }
     for (name, heads), size in sizes.items():
-        print(f"{name:18s} {heads} heads {size:8,d} parameters")
+        print(f"{name:21s} {heads} heads {size:8,d} parameters")
     if max(sizes.values()) > 1.01 * min(sizes.values()):
         raise SystemExit("The models must have equally many parameters, to a percent.")
 
