@@ -13,15 +13,19 @@ untrained, as the time does not depend on the weights. Four ways to the next pix
     cache        softmax attention reads one pixel; keys and values are in a KV cache with room
     state        linear attention reads one pixel; its states are overwritten
 
-Each uses the batch that makes most images per second in the middle of an image, among powers of two
+Each uses the batch that makes most pixels per second near the end of an image, among powers of two
 whose largest arrays fit into the same memory (--memory). The time of a pixel is measured at a few
 places of the image, and between them it is a polynomial of the place: of degree 2 where everything
 is read again, of degree 1 with a cache, and constant with a state. The sum over all places is the
 time of an image: the first three are extrapolated in this way, as an image of 3,072 pixels would
-take hours. For "state", "generate" is the time of an image in one whole call of `generate`, as a
-check, and "products" that of the linear maps of a step by themselves.
+take hours.
 
-On a GPU the step with a state is one CUDA graph, which Python starts once a pixel.
+The step with a state is compiled, which fuses what lies between the matrix products (--eager leaves
+it as it is); on a GPU it is one CUDA graph instead, which Python starts once a pixel. The others
+are not: their arrays are larger from pixel to pixel, and matrix products and attention take most of
+their time. For "state" there are three more numbers: "eager", seconds of a step that is not
+compiled; "products", of its linear maps alone; and "generate", the time of an image in a whole call
+of `generate`, as a check, unless that takes over a minute.
 """
 
 import argparse
@@ -127,7 +131,7 @@ def products(model, batch, device):
 
 
 def time_generate(model, batch, device):
-    """Seconds of one whole call, after all that was measured before it."""
+    """Seconds of one whole call."""
     known = torch.zeros(batch, 0, dtype=torch.int64, device=device)
     start = time.perf_counter()
     model.generate(known).cpu()
@@ -135,11 +139,11 @@ def time_generate(model, batch, device):
 
 
 def best_batch(method, model, layers, pixels, memory, device):
-    """The power of two with the most pixels per second halfway, and that number of seconds."""
+    """The power of two with the most pixels per second near the end."""
     best, tried, batch = {}, 0, 1
     while batch == 1 or largest_bytes(method, layers, pixels, batch) <= memory:
-        step = make_step(method, model, batch, pixels // 2, device)
-        best[batch] = measure.seconds({"": step}, repeats=3, device=device)[""] / batch
+        step = make_step(method, model, batch, pixels - 16, device)
+        best[batch] = measure.seconds({"": step}, repeats=2, device=device)[""] / batch
         tried = tried + 1 if best[batch] > min(best.values()) else 0
         if tried == 2:  # twice no better
             break
@@ -154,6 +158,13 @@ def measure_size(layers, pixels, options):
     for method, degree in DEGREES.items():
         model = make_model(method, layers, pixels, device)
         batch = best_batch(method, model, layers, pixels, options.memory, device)
+        more = {}
+        if method == "state":
+            step = make_step(method, model, batch, places[0], device)
+            alone = {"eager": step, "products": products(model, batch, device)}
+            more = measure.seconds(alone, repeats=10, device=device)
+            if device == "cpu" and not options.eager:
+                model.step_ = torch.compile(model.step_, dynamic=False)
         seconds = []
         for place in places:
             step = make_step(method, model, batch, place, device)
@@ -164,12 +175,9 @@ def measure_size(layers, pixels, options):
         image = fit(np.arange(pixels)).sum() / batch
         found = {"batch": batch, "places": places, "seconds": seconds, "seconds_per_image": image}
         if method == "state":
-            linear = measure.seconds(
-                {"": products(model, batch, device)}, repeats=10, device=device
-            )
-            found["products"] = linear[""]
-            found["generate"] = time_generate(model, batch, device) / batch
-        row["methods"][method] = found
+            whole = batch * image < 60  # seconds
+            more["generate"] = time_generate(model, batch, device) / batch if whole else None
+        row["methods"][method] = found | more
         times = ", ".join(f"{1e3 * t / batch:.4g}" for t in seconds)
         print(f"{layers} layers, {pixels:,} pixels, {method}: {image:.4g} s per image", flush=True)
         print(f"    batch {batch}, at {places}: {times} ms per pixel", flush=True)
@@ -181,7 +189,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--memory", type=int, default=4 * 2**30, help="bytes for each method")
     parser.add_argument("--size", type=int, nargs=2, action="append", metavar=("LAYERS", "PIXELS"))
     parser.add_argument("--output", type=Path)

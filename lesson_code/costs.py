@@ -8,25 +8,30 @@ are not counted: there is one per number, not one per sum.
 Each causal form of linear attention has a function of its own, which gives its work, memory and
 depth as a :class:`CausalCost`, the normalizer included.
 
-Every function raises TypeError for an argument that is not an integer and ValueError for a negative
+Every function raises TypeError for a count that is not an integer and ValueError for a negative
 length or a width below 1, and names the argument.
 """
 
 from typing import NamedTuple
 
-from lesson_code._arguments import check_flags, check_integer
+from lesson_code._arguments import check_flags, check_integer, check_number
 
 __all__ = [
     "CausalCost",
+    "GenerationBytes",
+    "GenerationOperations",
     "LinearOperations",
     "QuadraticOperations",
     "attention_matrix_entries",
     "cache_passes_state",
+    "cached_generation_bytes",
+    "cached_generation_operations",
     "cached_step_operations",
     "chunkwise_cost",
     "crossover",
     "cumsum_cost",
     "cumsum_memory",
+    "exchange_seconds",
     "kv_cache_bytes",
     "kv_cache_entries",
     "latent_cache_entries",
@@ -35,7 +40,10 @@ __all__ = [
     "masked_cost",
     "quadratic_memory",
     "quadratic_operations",
+    "recomputed_generation_operations",
     "recurrent_cost",
+    "recurrent_generation_bytes",
+    "recurrent_generation_operations",
     "ring_attention_bytes",
     "scan_cost",
     "state_entries",
@@ -454,6 +462,366 @@ def chunkwise_cost(N: int, C: int, M: int, L: int) -> CausalCost:
     return CausalCost(work + inside, memory, depth=-(-N // L))  # rounded up
 
 
+# What a whole model costs that generates
+
+
+class GenerationOperations(NamedTuple):
+    """Operations of a model that generates; ``total`` is their sum, ``_asdict()`` a table.
+
+    Parameters
+    ----------
+    weights : int
+        Products with weights: projections, feed-forward sublayers, and the last linear map.
+    attention : int
+        Scores and weighted sums, or what is written to the state and read from it.
+    """
+
+    weights: int
+    attention: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class GenerationBytes(NamedTuple):
+    """Bytes that a model moves that generates; ``total`` is their sum, ``_asdict()`` a table.
+
+    Parameters
+    ----------
+    weights : int
+        Weights, read once in each step for all sequences of the batch.
+    memory : int
+        What is written to the caches or states of all sequences, and read from them.
+    """
+
+    weights: int
+    memory: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def _model_weights(width, layers, feed_forward, outputs):
+    """Weights of all layers, and of the linear map that follows the last one."""
+    feed_forward = check_integer("feed_forward", feed_forward, 0)
+    outputs = check_integer("outputs", outputs, 0)
+    return layers * (4 + 2 * feed_forward) * width * width, outputs * width
+
+
+def _head_widths(width, heads, C):
+    """Heads, the width M of each, and that of its features."""
+    heads = check_integer("heads", heads, 1)
+    if width % heads:
+        raise ValueError(f"width must be a multiple of heads, {heads}, got {width}.")
+    M = width // heads
+    return heads, M, check_integer("C", M if C is None else C, 1)
+
+
+def recomputed_generation_operations(
+    N: int,
+    width: int,
+    layers: int,
+    *,
+    skip_masked: bool = False,
+    feed_forward: int = 4,
+    outputs: int = 0,
+) -> GenerationOperations:
+    r"""Operations of generating N tokens with softmax that computes the whole prefix each time.
+
+    Token t takes a forward pass of t positions, so that the weights of each layer are used
+    :math:`N (N + 1) / 2` times in all, and its attention takes :math:`2 F \sum_t t^2`, or
+    :math:`2 F \sum_t t (t + 1) / 2` where the masked half is skipped: N³ either way.
+
+    Parameters
+    ----------
+    N : int
+        Tokens, or pixels, of one sequence.
+    width : int
+        Width F of the model, that of all heads together, for keys and for values.
+    layers : int
+        Layers, each with four projections of F by F and a feed-forward sublayer.
+    skip_masked : bool
+        Count only the scores that the causal mask leaves.
+    feed_forward : int
+        Width of the feed-forward sublayer's middle, as a multiple of F; 0 leaves it out.
+    outputs : int
+        Numbers that the last linear map computes for a position: it is used for the last position
+        of each prefix only. 0 leaves it out.
+
+    Returns
+    -------
+    GenerationOperations
+        Operations of one sequence.
+
+    Raises
+    ------
+    TypeError
+        If a count is no integer, or `skip_masked` neither True nor False.
+    ValueError
+        If `N`, `feed_forward` or `outputs` is negative, or another count below 1.
+
+    Notes
+    -----
+    Each layer is counted for all positions of the prefix. The last one could do with a single query
+    and feed-forward sublayer, which is not what a forward pass does.
+
+    Examples
+    --------
+    >>> recomputed_generation_operations(3, 8, layers=1)
+    GenerationOperations(weights=4608, attention=224)
+    >>> recomputed_generation_operations(3, 8, layers=1, skip_masked=True)
+    GenerationOperations(weights=4608, attention=160)
+
+    The bound that counting sets to the speed of an RNN, for 784 pixels in 8 layers of width 256
+    with 8 heads: the masked half computed, or skipped.
+
+    >>> rnn = recurrent_generation_operations(784, 256, layers=8, heads=8).total
+    >>> for skip in (False, True):
+    ...     recomputed = recomputed_generation_operations(784, 256, layers=8, skip_masked=skip)
+    ...     print(f"{recomputed.total / rnn:.0f}")
+    515
+    450
+    """
+    N, width, layers = _lengths_and_widths(N, width=width, layers=layers)
+    check_flags(skip_masked=skip_masked)
+    in_layers, last = _model_weights(width, layers, feed_forward, outputs)
+    prefixes = N * (N + 1) // 2  # 1 + 2 + ... + N
+    if skip_masked:
+        scores = prefixes * (N + 2) // 3  # the sum of t (t + 1) / 2
+    else:
+        scores = prefixes * (2 * N + 1) // 3  # the sum of t^2
+    return GenerationOperations(
+        weights=in_layers * prefixes + last * N,
+        attention=layers * quadratic_operations(1, width, width).total * scores,
+    )
+
+
+def cached_generation_operations(
+    N: int, width: int, layers: int, *, feed_forward: int = 4, outputs: int = 0
+) -> GenerationOperations:
+    r"""Operations of generating N tokens with softmax and a KV cache.
+
+    The weights are used once for a token; token t reads t keys and values in each layer,
+    :math:`F N (N + 1)` operations in all. Groups of heads that share keys and values change
+    nothing of this sum.
+
+    Parameters
+    ----------
+    N, width, layers, feed_forward, outputs
+        As in :func:`recomputed_generation_operations`.
+
+    Returns
+    -------
+    GenerationOperations
+        Operations of one sequence.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no integer.
+    ValueError
+        If `N`, `feed_forward` or `outputs` is negative, or another argument below 1.
+
+    Examples
+    --------
+    >>> cached_generation_operations(3, 8, layers=1)
+    GenerationOperations(weights=2304, attention=96)
+    >>> 16 * sum(t for t in (1, 2, 3))
+    96
+    """
+    N, width, layers = _lengths_and_widths(N, width=width, layers=layers)
+    in_layers, last = _model_weights(width, layers, feed_forward, outputs)
+    return GenerationOperations(
+        weights=(in_layers + last) * N,
+        attention=layers * width * N * (N + 1),
+    )
+
+
+def recurrent_generation_operations(
+    N: int,
+    width: int,
+    layers: int,
+    *,
+    heads: int,
+    C: int | None = None,
+    feed_forward: int = 4,
+    outputs: int = 0,
+) -> GenerationOperations:
+    r"""Operations of generating N tokens with linear attention as an RNN.
+
+    The weights are used once for a token, and in each layer a token costs
+    :math:`2 H C (M + 1)` operations, a write and a read of S and z in each head: the same at every
+    position.
+
+    Parameters
+    ----------
+    N, width, layers, feed_forward, outputs
+        As in :func:`recomputed_generation_operations`.
+    heads : int
+        Heads H of width M = F/H.
+    C : int, optional
+        Width of the features of a head; M where it is None.
+
+    Returns
+    -------
+    GenerationOperations
+        Operations of one sequence.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no integer.
+    ValueError
+        If `N`, `feed_forward` or `outputs` is negative, another argument below 1, or `width` no
+        multiple of `heads`.
+
+    References
+    ----------
+    Katharopoulos et al. (2020), section 3.4.
+
+    Examples
+    --------
+    >>> recurrent_generation_operations(3, 8, layers=1, heads=2)
+    GenerationOperations(weights=2304, attention=240)
+    """
+    N, width, layers = _lengths_and_widths(N, width=width, layers=layers)
+    heads, M, C = _head_widths(width, heads, C)
+    in_layers, last = _model_weights(width, layers, feed_forward, outputs)
+    return GenerationOperations(
+        weights=(in_layers + last) * N,
+        attention=layers * heads * linear_operations(N, C, M).total,
+    )
+
+
+def cached_generation_bytes(
+    N: int,
+    width: int,
+    layers: int,
+    *,
+    batch_size: int = 1,
+    entries: int | None = None,
+    feed_forward: int = 4,
+    outputs: int = 0,
+    bytes_per_number: int = 4,
+) -> GenerationBytes:
+    r"""Bytes that generating N tokens moves, with softmax and a KV cache.
+
+    In each step the sequences of a batch share one reading of the weights; each writes what a cache
+    keeps of its token, and reads what it keeps of all t tokens so far, in every layer.
+
+    Parameters
+    ----------
+    N, width, layers, feed_forward, outputs
+        As in :func:`recomputed_generation_operations`.
+    batch_size : int
+        Sequences that are generated together.
+    entries : int, optional
+        Numbers that a layer keeps of a token: 2 F where it is None, fewer in a grouped or latent
+        cache. The count of the weights stays.
+    bytes_per_number : int
+        Four in float32, two in half precision.
+
+    Returns
+    -------
+    GenerationBytes
+        Bytes for all sequences together.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no integer.
+    ValueError
+        If `N`, `feed_forward` or `outputs` is negative, or another argument below 1.
+
+    Notes
+    -----
+    What is computed from one token stays close to the processor and is not counted, and neither is
+    a copy of the cache. Softmax that computes the prefix again reads the weights as often, and
+    keeps nothing.
+
+    Examples
+    --------
+    >>> cached_generation_bytes(3, 8, layers=1, batch_size=2)
+    GenerationBytes(weights=9216, memory=1152)
+    """
+    N, width, layers, batch_size, bytes_per_number = _lengths_and_widths(
+        N, width=width, layers=layers, batch_size=batch_size, bytes_per_number=bytes_per_number
+    )
+    entries = check_integer("entries", 2 * width if entries is None else entries, 1)
+    moved = N + N * (N + 1) // 2  # tokens written and read, by one sequence and layer
+    return GenerationBytes(
+        weights=N * sum(_model_weights(width, layers, feed_forward, outputs)) * bytes_per_number,
+        memory=batch_size * layers * entries * moved * bytes_per_number,
+    )
+
+
+def recurrent_generation_bytes(
+    N: int,
+    width: int,
+    layers: int,
+    *,
+    heads: int,
+    C: int | None = None,
+    batch_size: int = 1,
+    feed_forward: int = 4,
+    outputs: int = 0,
+    bytes_per_number: int = 4,
+    bytes_per_state_number: int = 4,
+) -> GenerationBytes:
+    r"""Bytes that generating N tokens moves, with linear attention as an RNN.
+
+    In each step the sequences of a batch share one reading of the weights; each reads and writes
+    its state, S and z of every head, in every layer.
+
+    Parameters
+    ----------
+    N, width, layers, feed_forward, outputs
+        As in :func:`recomputed_generation_operations`.
+    heads, C
+        As in :func:`recurrent_generation_operations`.
+    batch_size : int
+        Sequences that are generated together.
+    bytes_per_number : int
+        Of a weight: four in float32, two in half precision.
+    bytes_per_state_number : int
+        Of a number in the state, which is kept in float32 beside weights of half precision.
+
+    Returns
+    -------
+    GenerationBytes
+        Bytes for all sequences together.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no integer.
+    ValueError
+        If `N`, `feed_forward` or `outputs` is negative, another argument below 1, or `width` no
+        multiple of `heads`.
+
+    Examples
+    --------
+    >>> recurrent_generation_bytes(3, 8, layers=1, heads=2, batch_size=2)
+    GenerationBytes(weights=9216, memory=1920)
+    """
+    N, width, layers, batch_size, bytes_per_number, bytes_per_state_number = _lengths_and_widths(
+        N,
+        width=width,
+        layers=layers,
+        batch_size=batch_size,
+        bytes_per_number=bytes_per_number,
+        bytes_per_state_number=bytes_per_state_number,
+    )
+    heads, M, C = _head_widths(width, heads, C)
+    state = heads * state_entries(C, M, normalizer=True)
+    return GenerationBytes(
+        weights=N * sum(_model_weights(width, layers, feed_forward, outputs)) * bytes_per_number,
+        memory=2 * N * batch_size * layers * state * bytes_per_state_number,
+    )
+
+
 # What a sequence that is split over ranks sends
 
 
@@ -592,3 +960,80 @@ def ring_attention_bytes(
     if ranks == 1:  # nothing leaves the rank
         return 0
     return (2 * ranks - 1 if backward else ranks - 1) * block
+
+
+def exchange_seconds(
+    ranks: int,
+    C: int,
+    M: int,
+    *,
+    latency: float,
+    bandwidth: float,
+    heads: int = 1,
+    extra: int = 1,
+    states: int = 1,
+    bytes_per_number: int = 4,
+    scan: bool = False,
+) -> float:
+    r"""Seconds of one exchange of states, :eq:`eq-exchange-seconds`.
+
+    A step passes on a header and a state, in a message each: :math:`2 \alpha + m / \beta` for a
+    latency :math:`\alpha`, a bandwidth :math:`\beta` and the bytes m of both. An all-gather in a
+    ring takes :math:`R - 1` steps, a scan :math:`\lceil \log_2 R \rceil`.
+
+    Parameters
+    ----------
+    ranks : int
+        Ranks R that share the sequence.
+    C : int
+        Width of the features, or of the keys where there is no feature map.
+    M : int
+        Width of the values.
+    latency : float
+        Seconds from one rank to the next for a message of no length.
+    bandwidth : float
+        Bytes per second that each rank can send while it receives as many.
+    heads, extra, states, bytes_per_number : int
+        As in :func:`state_exchange_bytes`.
+    scan : bool
+        Count a prefix scan over the ranks, in which a rank sends one state in each round, in place
+        of the all-gather.
+
+    Returns
+    -------
+    float
+        Seconds, without those in which states are added.
+
+    Raises
+    ------
+    TypeError
+        If a count is no integer, `latency` or `bandwidth` no real number, or `scan` neither True
+        nor False.
+    ValueError
+        If `latency` or `extra` is negative, `bandwidth` not above 0, or another count below 1.
+
+    References
+    ----------
+    Thakur et al. (2005), for the model; Hillis and Steele (1986), for the scan.
+
+    Examples
+    --------
+    32 heads of width 128 on 1,024 GPUs, at 10 microseconds and 50 GB/s:
+
+    >>> sizes = {"heads": 32, "latency": 1e-5, "bandwidth": 5e10}
+    >>> round(exchange_seconds(1024, 128, 128, **sizes), 4)
+    0.0637
+    >>> round(exchange_seconds(1024, 128, 128, **sizes, scan=True), 4)
+    0.0006
+    """
+    latency, bandwidth = check_number("latency", latency), check_number("bandwidth", bandwidth)
+    if latency < 0:
+        raise ValueError(f"latency must not be negative, got {latency}.")
+    if bandwidth <= 0:
+        raise ValueError(f"bandwidth must be above 0, got {bandwidth}.")
+    check_flags(scan=scan)
+    sizes = {"heads": heads, "extra": extra, "states": states, "bytes_per_number": bytes_per_number}
+    message = state_exchange_bytes(2, C, M, **sizes)
+    ranks = check_integer("ranks", ranks, 1)
+    steps = (ranks - 1).bit_length() if scan else ranks - 1
+    return steps * (2 * latency + message / bandwidth)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 
-from lesson_code import results
+import lesson_code.torch as lt
+from lesson_code import costs, results
+from lesson_code.images import digits
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 # It has a result where it has run on a GPU; tests/cupy/test_benchmark.py tries it without one.
 NAMES.remove("kernels")
-NAMES.remove("recall")  # until its long run has been committed
 SMALL = {
     "causal": ["--lengths", "70", "128", "--repeats", "1"],
-    "decoding": ["--positions", "5", "50", "--repeats", "1"],
+    "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
+    "digits": ["--quick"],
+    "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],
+    "generation": ["--size", "1", "24", "--repeats", "1", "--memory", "2000000", "--eager"],
     "recall": ["--quick"],
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
     "scans": ["--lengths", "70", "128", "--repeats", "1"],
@@ -47,7 +57,7 @@ def test_a_script_writes_what_is_committed(name: str, tmp_path: Path) -> None:
 def test_a_result_says_where_it_comes_from(name: str) -> None:
     result = results.load(name)
     assert {"what", "machine", "date", "rows"} <= set(result)
-    assert "seed" in result or name == "registers"  # which draws nothing
+    assert "seed" in result or name in ("exchange", "registers")  # which draw nothing
     assert {"device", "threads", "python", "torch"} <= set(result["machine"])
     assert result["rows"]
 
@@ -61,6 +71,92 @@ def test_every_result_has_its_script() -> None:
 def test_an_unknown_result() -> None:
     with pytest.raises(ValueError, match="name must be one of causal, decoding.*got 'speed'"):
         results.load("speed")
+
+
+# --- The steps that are measured against each other ----------------------------------------------
+
+CACHES = ["KV cache", "grouped cache", "latent cache"]
+STATES = ["linear", "gated", "delta"]
+
+
+def script(name: str) -> ModuleType:
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def decoding() -> ModuleType:
+    return script("decoding")
+
+
+@pytest.fixture
+def draw() -> Callable[..., torch.Tensor]:
+    return partial(torch.randn, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_measured_step_is_that_of_the_package(
+    decoding: ModuleType, draw: Callable, name: str
+) -> None:
+    H, N, D, M = 3, 6, 4, 5
+    q, k, v = draw(H, N, D), draw(H, N, D), draw(H, N, M)
+    S, z = torch.zeros(H, D, M), torch.zeros(H, D, 1)
+    if name == "linear":
+        step, memory, more = decoding.linear_step, (S, z), ()
+        expected = lt.linear_attention(q, k, v, causal=True)
+    elif name == "gated":
+        step, memory, more = decoding.gated_step, (S,), (-draw(H, N, D).abs(),)
+        expected = lt.gated_linear_attention(q, k, v, *more)
+    else:
+        k = torch.nn.functional.normalize(k, dim=-1)
+        step, memory, more = decoding.delta_step, (S,), (draw(H, N, 1).sigmoid(),)
+        expected = lt.delta_rule(q, k, v, more[0][..., 0])
+    for t in range(N):
+        token = slice(t, t + 1)
+        out = step(*memory, *(x[:, token] for x in (q, k, v, *more)))
+        torch.testing.assert_close(out, expected[:, token], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", range(3))
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_a_measured_cache_is_that_of_the_package(
+    decoding: ModuleType, draw: Callable, way: int, kv_heads: int
+) -> None:
+    H, N, D = 6, 7, 4
+    q, (k, v) = draw(H, 1, D), draw(2, kv_heads, N, D)
+    cache = torch.stack([k, v])
+    cache[:, :, -1] = torch.nan  # the place of the token that is to be written
+    out = decoding.cached_step(decoding.ATTEND[way], cache, q, k[:, -1:], v[:, -1:])
+    torch.testing.assert_close(out, lt.grouped_query_attention(q, k, v))
+
+    R = 5
+    latent = draw(1, N, R)
+    up_k, up_v = draw(2, H, R, D)
+    cache = latent.clone()
+    cache[:, -1] = torch.nan
+    out = decoding.latent_step(decoding.ATTEND[way], cache, q, latent[:, -1:], up_k, up_v)
+    torch.testing.assert_close(out, lt.latent_attention(q, latent[0], up_k, up_v))
+
+
+def test_memories_have_the_size_that_is_written_down(decoding: ModuleType) -> None:
+    N = 5_000
+    for name, size in decoding.kept_bytes(N).items():
+        step, *_ = decoding.steps(name, N, "cpu")
+        memory = step.args[: 2 if name == "linear" else 1]
+        if "cache" in name:
+            memory = step.args[1:2]
+        assert sum(4 * x.numel() for x in memory) == size
+        assert all(torch.isfinite(x).all() for x in memory)
+
+
+def test_a_cache_that_outgrows_the_memory_is_not_run(decoding: ModuleType) -> None:
+    kept = decoding.kept_bytes(300)
+    row = decoding.measure_context(300, "cpu", 1, memory=kept["grouped cache"])
+    assert row["bytes"] == kept
+    assert {name for name, t in row["seconds"].items() if t is None} == {"KV cache"}
 
 
 # --- The script that trains ----------------------------------------------------------------------
@@ -100,6 +196,60 @@ def test_training_resumes_and_refuses_the_results_of_another_version(tmp_path: P
     assert json.loads(output.read_text(encoding="utf-8")) == other
 
 
+def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    output = tmp_path / "digits.json"
+
+    def train() -> subprocess.CompletedProcess:
+        script = ROOT / "benchmarks" / "digits.py"
+        command = [sys.executable, script, "--quick", "--output", output]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    def weights(mixer: str) -> dict[str, np.ndarray]:
+        with np.load(tmp_path / f"digits_{mixer}.npz") as arrays:
+            return dict(arrays)
+
+    first = train()
+    assert first.returncode == 0, first.stderr
+    result, before = json.loads(output.read_text(encoding="utf-8")), weights("linear")
+    assert "4 runs, 4 left" in first.stdout and len(result["rows"]) == 4
+    settings = result["settings"]
+    for row in result["rows"]:
+        assert len(row["curve"]) == settings["steps"] // settings["every"]
+        assert row["step"] == settings["every"] * (1 + np.argmin(row["curve"]))
+
+    # The weights are those whose bits the file has.
+    train_images, held_out = map(torch.from_numpy, digits())
+    mixers = {
+        "linear": lt.LinearAttention,
+        "softmax": lambda width, num_heads: lt.SoftmaxAttention(width, num_heads, rotary=False),
+    }
+    for row in result["rows"][:2]:
+        model = lt.ImageModel(64, 17, settings["width"], [mixers[row["mixer"]]], num_logistics=2)
+        model.load_state_dict({k: torch.from_numpy(x) for k, x in weights(row["mixer"]).items()})
+        with torch.no_grad():
+            assert model.bits(held_out).mean().item() == pytest.approx(row["bits"], abs=1e-5)
+            apart = model.bits(train_images[: settings["set_apart"]]).mean().item()
+        assert apart == pytest.approx(min(row["curve"]), abs=1e-5)
+
+    # A missing row or a missing file of weights is made again, and the same.
+    (tmp_path / "digits_linear.npz").unlink()
+    output.write_text(json.dumps(result | {"rows": result["rows"][:-1]}), encoding="utf-8")
+    second = train()
+    assert second.returncode == 0 and "4 runs, 2 left" in second.stdout
+    again = json.loads(output.read_text(encoding="utf-8"))
+    for row, old in zip(again["rows"], result["rows"], strict=True):
+        assert row | {"seconds": 0} == old | {"seconds": 0}
+    assert all(np.array_equal(x, before[name]) for name, x in weights("linear").items())
+
+    other = result | {"settings": settings | {"version": 0}}
+    output.write_text(json.dumps(other), encoding="utf-8")
+    third = train()
+    assert third.returncode != 0 and "from another version of this script" in third.stderr
+    assert "python benchmarks/digits.py --renew" in third.stderr
+    assert json.loads(output.read_text(encoding="utf-8")) == other
+
+
 # --- What the book says about the measurements ---------------------------------------------------
 
 
@@ -133,6 +283,109 @@ def test_a_state_takes_the_same_time_anywhere_and_a_cache_does_not() -> None:
     assert last["bytes"]["state"] == first["bytes"]["state"]
     assert last["seconds"]["cache"] > 20 * first["seconds"]["cache"]
     assert last["bytes"]["cache"] == 1_000 * first["bytes"]["cache"]
+
+
+def contexts() -> dict[int, dict]:
+    """Rows of the memories alone, by the length of the context."""
+    return {row["N"]: row for row in results.load("decoding")["contexts"]}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_after_a_million_tokens_is_that_after_a_thousand(name: str) -> None:
+    rows = contexts()
+    short, long = rows[1_000], rows[1_000_000]
+    assert long["bytes"][name] == short["bytes"][name] == 4 * 8 * 64 * (64 + (name == "linear"))
+    assert long["seconds"][name] < 1.5 * short["seconds"][name]
+    assert short["seconds"][name] < 1.5 * long["seconds"][name]
+
+
+@pytest.mark.parametrize("name, numbers", list(zip(CACHES, (1_024, 256, 128), strict=True)))
+def test_a_cache_grows_in_proportion(name: str, numbers: int) -> None:
+    rows = contexts()
+    assert all(row["bytes"][name] == 4 * numbers * N for N, row in rows.items())
+    seconds = {N: row["seconds"][name] for N, row in rows.items()}
+    assert 6 < seconds[1_000_000] / seconds[100_000] < 16
+    assert seconds[1_000_000] > 100 * seconds[1_000]
+    assert all(seconds[100_000] > 20 * rows[100_000]["seconds"][state] for state in STATES)
+
+
+def test_what_outgrows_the_memory_is_marked() -> None:
+    result = results.load("decoding")
+    for row in result["contexts"]:
+        for name, size in row["bytes"].items():
+            assert (row["seconds"][name] is None) == (size > result["memory"])
+    largest = max(contexts().values(), key=lambda row: row["N"])
+    assert largest["seconds"]["KV cache"] is None  # so that the book has one to show
+
+
+def test_a_smaller_cache_reads_fewer_bytes_in_less_time() -> None:
+    for N, row in contexts().items():
+        if 30_000 <= N <= 1_000_000:
+            assert row["seconds"]["grouped cache"] < row["seconds"]["KV cache"]
+            assert row["seconds"]["latent cache"] < row["seconds"]["KV cache"]
+
+
+@pytest.mark.parametrize("name", ["digits", "recall"])
+def test_committed_training_is_of_this_version_and_whole(name: str) -> None:
+    module, result = script(name), results.load(name)
+    assert result["settings"] == module.SETTINGS
+    sizes = [row["parameters"] for row in result["rows"]]
+    assert max(sizes) <= 1.01 * min(sizes)
+    if name == "recall":
+        runs = [(row["mixer"], row["heads"], row["seed"]) for row in result["rows"]]
+        assert runs == module.all_jobs(module.SETTINGS)
+    else:
+        runs = [(row["mixer"], row["seed"]) for row in result["rows"]]
+        seeds = module.SETTINGS["seeds"]
+        assert runs == [(mixer, seed) for seed in seeds for mixer in module.MIXERS]
+
+
+def recalled(mixer: str, heads: int = 4) -> np.ndarray:
+    """Accuracies (seeds, numbers of pairs)."""
+    return np.array(
+        [
+            row["accuracy"]
+            for row in results.load("recall")["rows"]
+            if (row["mixer"], row["heads"]) == (mixer, heads)
+        ]
+    )
+
+
+def test_softmax_recalls_all_pairs_and_a_small_state_does_not() -> None:
+    assert recalled("softmax").min() > 0.99
+    for mixer in ("linear (elu + 1)", "retention", "gated"):
+        assert recalled(mixer)[:, -1].max() < 0.7
+        assert (np.diff(recalled(mixer).mean(axis=0)) < 0).all()  # the more pairs, the fewer found
+
+
+def test_a_larger_state_recalls_more() -> None:
+    for mixer in ("linear (elu + 1)", "delta"):
+        accuracy = [recalled(mixer, heads)[:, -1] for heads in (8, 4, 2, 1)]
+        for smaller, larger in zip(accuracy, accuracy[1:], strict=False):
+            assert smaller.max() < larger.min()
+
+
+def test_correction_recalls_more_than_addition() -> None:
+    assert recalled("delta")[:, -1].min() > recalled("linear (elu + 1)")[:, -1].max()
+
+
+def seconds_per_image(pixels: int) -> dict[str, float]:
+    row = next(row for row in results.load("generation")["rows"] if row["pixels"] == pixels)
+    return {name: found["seconds_per_image"] for name, found in row["methods"].items()}
+
+
+@pytest.mark.parametrize(("pixels", "recomputed", "cache"), [(784, 500, 4), (3072, 1900, 10)])
+def test_a_state_generates_fastest(pixels: int, recomputed: float, cache: float) -> None:
+    seconds = seconds_per_image(pixels)
+    assert seconds["recomputed"] > recomputed * seconds["state"]
+    assert seconds["cache"] > cache * seconds["state"]
+    assert seconds["tiled"] > recomputed * seconds["state"]
+    assert seconds["recomputed"] > seconds["tiled"] > seconds["cache"]
+
+
+def test_a_whole_image_takes_as_long_as_its_pixels() -> None:
+    found = results.load("generation")["rows"][0]["methods"]["state"]
+    assert found["generate"] == pytest.approx(found["seconds_per_image"], rel=0.25)
 
 
 CHUNKWISE = [
@@ -170,3 +423,48 @@ def test_every_model_that_trains_in_two_forms_is_measured_in_both() -> None:
     for name, row in family().items():
         both = {"fast", "recurrent"} if row["form"] else {"fast"}
         assert set(row["seconds"]) == set(row["bytes"]) == both, name
+
+
+def test_a_model_of_an_exchange_predicts_times_that_it_was_not_fitted_to() -> None:
+    result = results.load("exchange")
+    fitted = [row for row in result["rows"] if row["fitted"]]
+    assert {row["ranks"] for row in fitted} == {2} and len(fitted) >= 4
+    for row in result["rows"]:
+        sizes = {"heads": row["heads"], **result["model"]}
+        predicted = costs.exchange_seconds(row["ranks"], 64, 64, **sizes)
+        assert row["predicted"] == pytest.approx(predicted)
+        most = 1.5 if row["ranks"] == 2 else 3  # more ranks share the cores of one machine
+        assert 1 / most < row["predicted"] / row["seconds"] < most, row
+
+
+def test_two_models_of_digits_are_alike_with_softmax_a_little_ahead() -> None:
+    bits = {mixer: [] for mixer in ("linear", "softmax")}
+    for row in results.load("digits")["rows"]:
+        bits[row["mixer"]].append(row["bits"])
+        assert row["standard_error"] < 0.03
+        assert row["curve"][0] > 2.5 and row["step"] < results.load("digits")["settings"]["steps"]
+    assert all(len(seeds) == 3 for seeds in bits.values())
+    assert max(bits["softmax"]) < min(bits["linear"])
+    assert max(bits["linear"]) - min(bits["softmax"]) < 0.03
+    assert max(bits["linear"]) < 1.9
+
+
+@pytest.mark.parametrize(("pixels", "layers"), [(784, 8), (3072, 16)])
+def test_an_image_takes_what_its_operations_or_bytes_say(pixels: int, layers: int) -> None:
+    (row,) = (row for row in results.load("generation")["rows"] if row["pixels"] == pixels)
+    assert row["layers"] == layers
+    t = {name: found["seconds_per_image"] for name, found in row["methods"].items()}
+    size = pixels, 256, layers
+    state = costs.recurrent_generation_operations(*size, heads=8).total
+    half, whole = (
+        costs.recomputed_generation_operations(*size, skip_masked=skip).total
+        for skip in (True, False)
+    )
+    assert 0.75 < (t["tiled"] / half) / (t["state"] / state) < 1.25
+    assert t["recomputed"] > t["tiled"]
+    cached = costs.cached_generation_operations(*size).total
+    moved = (
+        costs.cached_generation_bytes(*size).memory
+        / costs.recurrent_generation_bytes(*size, heads=8).memory
+    )
+    assert 1.5 * cached / state < t["cache"] / t["state"] < moved

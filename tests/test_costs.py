@@ -1,5 +1,7 @@
 """The counts, against loops that count one by one, and against the numbers that the book quotes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -154,6 +156,72 @@ def test_numpy_integers_give_plain_ones():
     assert set(map(type, costs.chunkwise_cost(N, 64, 64, np.int32(64)))) == {int}
 
 
+models = st.fixed_dictionaries(
+    {"layers": st.integers(1, 4), "feed_forward": st.integers(0, 5), "outputs": st.integers(0, 9)}
+)
+
+
+@given(N=st.integers(0, 40), heads=st.integers(1, 4), M=st.integers(1, 9), model=models)
+def test_generation_is_counted_token_by_token(N, heads, M, model):
+    F = heads * M
+    sizes = [(F, F)] * 4 + [(F, model["feed_forward"] * F), (model["feed_forward"] * F, F)]
+    layer = sum(rows * columns for rows, columns in sizes)
+    last = F * model["outputs"]
+    recomputed, visible, cached, recurrent = (np.zeros(2, int) for _ in range(4))
+    for t in range(1, N + 1):
+        once = model["layers"] * layer + last
+        for query in range(1, t + 1):  # the prefix, of which only the last position has outputs
+            of_position = model["layers"] * layer + last * (query == t)
+            recomputed += of_position, model["layers"] * sum(2 * F for _ in range(t))
+            visible += of_position, model["layers"] * sum(2 * F for _ in range(query))
+        cached += once, model["layers"] * sum(2 * F for _ in range(t))
+        written_and_read = heads * 2 * (M * M + M)
+        recurrent += once, model["layers"] * written_and_read
+    assert costs.recomputed_generation_operations(N, F, **model) == tuple(recomputed)
+    assert costs.recomputed_generation_operations(N, F, skip_masked=True, **model) == tuple(visible)
+    assert costs.cached_generation_operations(N, F, **model) == tuple(cached)
+    assert costs.recurrent_generation_operations(N, F, heads=heads, **model) == tuple(recurrent)
+
+
+@given(N=st.integers(0, 40), B=st.integers(1, 5), number=st.integers(1, 8), model=models)
+def test_bytes_of_generation_are_counted_step_by_step(N, B, number, model):
+    heads, M, C, entries = 2, 3, 5, 7
+    F = heads * M
+    weights = model["layers"] * F * F * (4 + 2 * model["feed_forward"]) + F * model["outputs"]
+    read_weights = cache = state = 0
+    for t in range(1, N + 1):
+        read_weights += weights * number
+        for _ in range(B * model["layers"]):
+            cache += (entries + t * entries) * number  # one token written, t read
+            state += 2 * heads * (C * M + C) * 4  # read and written, in float32
+    sizes = {"batch_size": B, "bytes_per_number": number, **model}
+    cached = costs.cached_generation_bytes(N, F, entries=entries, **sizes)
+    assert cached == (read_weights, cache)
+    recurrent = costs.recurrent_generation_bytes(N, F, heads=heads, C=C, **sizes)
+    assert recurrent == (read_weights, state)
+    assert (cached.total, recurrent.total) == (read_weights + cache, read_weights + state)
+    whole = costs.cached_generation_bytes(N, F, entries=2 * F, **sizes)
+    assert costs.cached_generation_bytes(N, F, **sizes) == whole
+
+
+@pytest.mark.parametrize("N, layers, bounds", [(784, 8, [515, 450]), (3_072, 16, [3_510, 2_508])])
+def test_the_bound_on_how_much_faster_an_rnn_draws(N, layers, bounds):
+    rnn = costs.recurrent_generation_operations(N, 256, layers, heads=8).total
+    recomputed = [
+        costs.recomputed_generation_operations(N, 256, layers, skip_masked=skip).total
+        for skip in (False, True)
+    ]
+    assert [round(total / rnn) for total in recomputed] == bounds
+
+
+def test_heads_that_do_not_divide_the_width():
+    for function in (costs.recurrent_generation_operations, costs.recurrent_generation_bytes):
+        with pytest.raises(ValueError, match="^width must be a multiple of heads, 3, got 8"):
+            function(5, 8, 2, heads=3)
+    with pytest.raises(TypeError, match="^skip_masked must be True or False"):
+        costs.recomputed_generation_operations(5, 8, 2, skip_masked=1)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_bytes_of_messages_that_are_passed_around_a_ring(ranks):
     heads, C, M, number = 3, 5, 7, 8
@@ -175,6 +243,40 @@ def test_bytes_of_messages_that_are_passed_around_a_ring(ranks):
         costs.ring_attention_bytes(ranks, N, D, M, backward=1)
 
 
+@given(ranks=st.integers(1, 70), heads=widths, C=widths, M=widths, extra=st.integers(0, 2))
+def test_seconds_of_messages_that_follow_each_other(ranks, heads, C, M, extra):
+    message = 280 + 2 * heads * C * (M + extra) * 8
+    sizes = {"heads": heads, "extra": extra, "states": 2, "bytes_per_number": 8}
+    rates = {"latency": 0.25, "bandwidth": 1000}
+    step = 2 * 0.25 + message / 1000
+    ring = costs.exchange_seconds(ranks, C, M, **sizes, **rates)
+    assert ring == pytest.approx((ranks - 1) * step)
+    sent = costs.state_exchange_bytes(ranks, C, M, **sizes)
+    assert ring == pytest.approx((ranks - 1) * 0.5 + sent / 1000)
+    rounds, known = 0, 1  # parts that a rank's state stands for
+    while known < ranks:
+        rounds, known = rounds + 1, 2 * known
+    scan = costs.exchange_seconds(ranks, C, M, **sizes, **rates, scan=True)
+    assert scan == pytest.approx(rounds * step)
+    assert costs.exchange_seconds(3, C, M, latency=0, bandwidth=1e9) > 0
+
+
+def test_rates_that_are_none():
+    sizes = {"ranks": 2, "C": 3, "M": 3, "latency": 1e-5, "bandwidth": 1e9}
+    for name, value, error in [
+        *(("latency", x, TypeError) for x in ("1", None, True)),
+        *(("bandwidth", x, TypeError) for x in ("1", None, True)),
+        *(("latency", x, ValueError) for x in (-1e-9, float("nan"), float("inf"))),
+        *(("bandwidth", x, ValueError) for x in (0, -1.0, float("nan"), float("inf"))),
+        ("scan", 1, TypeError),
+    ]:
+        with pytest.raises(error, match=rf"^{name} must "):
+            costs.exchange_seconds(**{**sizes, name: value})
+
+
+RATES = {"latency": 1e-5, "bandwidth": 1e9}
+MAY_BE_0 = {"N", "extra", "feed_forward", "outputs"}
+MODEL = {"N": 3, "width": 2, "layers": 1, "feed_forward": 4, "outputs": 2}
 CALLS = {
     costs.attention_matrix_entries: {"N": 3},
     costs.kv_cache_entries: {"N": 3, "D": 2, "M": 2, "num_kv_heads": 1},
@@ -194,6 +296,14 @@ CALLS = {
     costs.cumsum_cost: {"N": 3, "C": 2, "M": 2},
     costs.scan_cost: {"N": 3, "C": 2, "M": 2},
     costs.chunkwise_cost: {"N": 3, "C": 2, "M": 2, "L": 2},
+    costs.recomputed_generation_operations: MODEL,
+    costs.cached_generation_operations: MODEL,
+    costs.recurrent_generation_operations: {**MODEL, "heads": 1, "C": 2},
+    costs.cached_generation_bytes: {**MODEL, "batch_size": 1, "entries": 2, "bytes_per_number": 4},
+    costs.recurrent_generation_bytes: {
+        **{**MODEL, "heads": 1, "C": 2, "batch_size": 1},
+        **{"bytes_per_number": 4, "bytes_per_state_number": 4},
+    },
     costs.state_exchange_bytes: {
         **{"ranks": 3, "C": 2, "M": 2, "heads": 1},
         **{"extra": 1, "states": 1, "bytes_per_number": 4},
@@ -201,20 +311,28 @@ CALLS = {
     costs.ring_attention_bytes: {
         **{"ranks": 3, "N": 3, "D": 2, "M": 2, "heads": 1, "bytes_per_number": 2},
     },
+    partial(costs.exchange_seconds, **RATES): {
+        **{"ranks": 3, "C": 2, "M": 2, "heads": 1},
+        **{"extra": 1, "states": 1, "bytes_per_number": 4},
+    },
 }
 
 
-@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def name_of(function):
+    return getattr(function, "func", function).__name__
+
+
+@pytest.mark.parametrize("function", CALLS, ids=name_of)
 def test_wrong_arguments_are_named(function):
     for name in CALLS[function]:
         for value in (2.0, "2", True):
             with pytest.raises(TypeError, match=rf"^{name} "):
                 function(**{**CALLS[function], name: value})
-        too_small = -1 if name in ("N", "extra") else 0
+        too_small = -1 if name in MAY_BE_0 else 0
         with pytest.raises(ValueError, match=rf"^{name} "):
             function(**{**CALLS[function], name: too_small})
 
 
 def test_every_function_is_public():
-    classes = {"CausalCost", "LinearOperations", "QuadraticOperations"}
-    assert {function.__name__ for function in CALLS} == set(costs.__all__) - classes
+    classes = {name for name in costs.__all__ if name[0].isupper()}
+    assert {name_of(function) for function in CALLS} == set(costs.__all__) - classes

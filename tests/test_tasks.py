@@ -249,6 +249,11 @@ def slots(power, pairs, batch=40_000):
     return np.argmax(later[:, None] == keys[..., None], axis=-1)
 
 
+def test_a_large_power_puts_the_queries_last():
+    found = np.sort(slots(1e6, 2, batch=50), axis=1)
+    assert (found == found.max() - [1, 0]).all()
+
+
 @pytest.mark.parametrize("power", [0, 0.01, 0.5, 1, 2.5])
 def test_gaps_follow_a_power_law(power):
     weight = np.arange(1, 8) ** (power - 1.0)
@@ -333,6 +338,21 @@ def test_least_squares_is_the_yardstick():
         x, y = inputs[b, 0 : 2 * i : 2, :3], inputs[b, 1 : 2 * i : 2, 3]
         w = np.linalg.lstsq(x, y, rcond=None)[0]
         np.testing.assert_allclose(answers[b, 2 * i], inputs[b, 2 * i, :3] @ w, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f2", 2e-2), ("f4", 1e-3), ("f8", 1e-9)])
+def test_least_squares_is_the_shortest_where_an_x_comes_again(dtype, tolerance):
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(30, 6, 4)), rng.normal(size=(30, 4, 1))
+    x[:, 1] = x[:, 2] = x[:, 0]
+    inputs = np.zeros((30, 12, 5))
+    inputs[:, 0::2, :4], inputs[:, 1::2, 4:] = x, x @ w
+    answers = least_squares(inputs.astype(dtype))
+    assert answers.dtype == dtype
+    for i in (1, 2, 3):  # of which there is one x: w is known along it
+        along = np.sum(x[:, i] * x[:, 0], axis=1) / np.sum(x[:, 0] ** 2, axis=1)
+        expected = along * (x[:, :1] @ w)[:, 0, 0]
+        np.testing.assert_allclose(answers[:, 2 * i], expected, rtol=tolerance, atol=tolerance)
 
 
 def test_least_squares_does_not_look_ahead():

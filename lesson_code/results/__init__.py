@@ -1,7 +1,7 @@
 """Measurements that took longer than a chapter may: made by the scripts in `benchmarks/`.
 
 Each file is what one script wrote on one machine; the machine, the versions, the seed and the date
-stand in it.
+stand in it. Beside them are the weights of models that such a script has trained.
 """
 
 import datetime
@@ -9,7 +9,9 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-__all__ = ["load", "save"]
+import numpy as np
+
+__all__ = ["load", "load_weights", "save"]
 
 
 def load(name: str) -> dict:
@@ -30,13 +32,47 @@ def load(name: str) -> dict:
     >>> load("causal")["seed"]
     0
     """
+    return json.loads(_find(name, ".json").read_text(encoding="utf-8"))
+
+
+def load_weights(name: str) -> dict[str, np.ndarray]:
+    """Read the weights of a model that a script has trained.
+
+    They are plain arrays, in a file that holds nothing else: no code runs when it is read.
+
+    Parameters
+    ----------
+    name : str
+        Name of the file without its ending: the script's, and the model's.
+
+    Returns
+    -------
+    dict
+        An array for each parameter. A torch model of the same settings takes them by
+        ``model.load_state_dict({key: torch.from_numpy(array) for key, array in ...items()})``.
+
+    Raises
+    ------
+    ValueError
+        If there are no such weights; the message lists those there are.
+
+    Examples
+    --------
+    >>> load_weights("digits_linear")["value.weight"].dtype
+    dtype('float32')
+    """
+    with _find(name, ".npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _find(name, ending):
     folder = files(__name__)
     names = sorted(
-        file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json")
+        file.name.removesuffix(ending) for file in folder.iterdir() if file.name.endswith(ending)
     )
     if name not in names:
         raise ValueError(f"name must be one of {', '.join(names)}, got {name!r}.")
-    return json.loads(folder.joinpath(f"{name}.json").read_text(encoding="utf-8"))
+    return folder.joinpath(f"{name}{ending}")
 
 
 def save(name: str, result: dict, *, device: str = "cpu", output: Path | None = None) -> None:

@@ -42,6 +42,41 @@ def test_far_from_the_mean_the_logarithm_keeps_its_digits() -> None:
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_nothing_but_the_logarithm(dtype: torch.dtype) -> None:
+    # Bins of 256 levels are as narrow as the numbers of bfloat16 near 1 are far apart.
+    torch.manual_seed(0)
+    parameters, pixels = torch.randn(7, 1, 6).to(dtype), torch.arange(256)
+    found = logistic_mixture(parameters, pixels, 256)
+    assert found.dtype == dtype
+    expected = logistic_mixture(parameters.double(), pixels, 256).to(dtype)
+    torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+    n, parameters = 100_000, torch.tensor([0.0, 0.25, -1.0], dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    drawn = draw_logistic_mixture(parameters.expand(n, -1), 256, generator=generator)
+    expected = by_hand(parameters.double(), 256)
+    deviation = np.sqrt(expected * (1 - expected) / n)
+    assert (abs(np.bincount(drawn, minlength=256) / n - expected) < 5 * deviation).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+@pytest.mark.parametrize("levels", [200, 256, 257, 70_000])
+def test_pixels_of_every_integer_dtype(dtype: torch.dtype, levels: int) -> None:
+    parameters, pixels = torch.tensor([0.0, -0.9, -2.0]), torch.tensor([0, 1, 100])
+    expected = logistic_mixture(parameters, pixels, levels)
+    assert torch.equal(logistic_mixture(parameters, pixels.to(dtype), levels), expected)
+
+
+def test_draws_beside_nan_are_as_without_it() -> None:
+    parameters = torch.zeros(4, 3)
+    expected = draw_logistic_mixture(parameters, 17, generator=torch.Generator().manual_seed(0))
+    parameters[1] = torch.nan
+    found = draw_logistic_mixture(parameters, 17, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
+    assert 0 <= found[1] < 17
+
+
 def test_gradients() -> None:
     torch.manual_seed(0)
     parameters = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)

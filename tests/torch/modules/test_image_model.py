@@ -89,6 +89,21 @@ def test_step_in_place_needs_no_second_state() -> None:
     assert addresses == [x.data_ptr() for x in torch.utils._pytree.tree_leaves(state)]
 
 
+def test_all_of_it_compiles() -> None:
+    model, images = make("linear"), draw()
+    with torch.no_grad():
+        _, state = model.read(images[:, :3])
+        calls = [
+            (model.forward, images),
+            (model.bits, images),
+            (model.read, images[:, :3]),
+            (model.step, images[:, 3], state),
+        ]
+        for function, *inputs in calls:
+            found = torch.compile(function, fullgraph=True, backend="eager")(*inputs)
+            torch.testing.assert_close(found, function(*inputs))
+
+
 def test_bits_are_those_of_the_mixture_and_sum_to_one() -> None:
     model, images = make(), draw()
     expected = -logistic_mixture(model(images), images, LEVELS) / np.log(2)

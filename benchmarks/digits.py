@@ -1,0 +1,221 @@
+"""Two transformers that draw digits pixel by pixel: one with linear attention, one with softmax.
+
+python benchmarks/digits.py                  writes lesson_code/results/digits.json and the weights
+python benchmarks/digits.py --output FILE    writes another file, and the weights beside it
+python benchmarks/digits.py --renew          begins again, whatever the file holds
+python benchmarks/digits.py --quick          tiny models for a few steps: only a try
+
+Both models are an `ImageModel` of the same size, trained in the same way on the same images, in the
+same order for the same seed; only the mixer differs. Softmax attention does not rotate its queries
+and keys here, as both models have an embedding of the position.
+
+1,500 images are few. So both models train with weight decay and with dropout, of what is looked up
+for a pixel and of what each sublayer adds. What is kept is a running mean of the weights, from the
+step at which it was best on images set apart from those trained on. The images held out are looked
+at once, by the model that is kept, for the number of bits that is reported. Each mixer is trained
+with several seeds; the weights are those of the first one.
+
+Every run is saved when it ends, and a run that the file has is not repeated. Two processes work
+side by side, each with one thread; all runs take them about a quarter of an hour.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import multiprocessing
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from lesson_code import results
+from lesson_code.images import digits
+from lesson_code.torch.modules import ImageModel, LinearAttention, SoftmaxAttention
+
+# All that a result depends on. A change of anything else that matters raises the version.
+SETTINGS = {
+    "version": 1,
+    "levels": 17,
+    "width": 64,
+    "layers": 4,
+    "heads": 4,
+    "logistics": 10,
+    "dropout": 0.2,
+    "weight_decay": 0.1,
+    "rate": 5e-3,
+    "steps": 1400,
+    "batch": 64,
+    "set_apart": 150,
+    "every": 50,  # steps between two looks at the images set apart
+    "average": 0.99,  # of the running mean, kept at each step
+    "seeds": [0, 1, 2],
+}
+QUICK = {"width": 8, "layers": 1, "logistics": 2, "steps": 4, "every": 2, "seeds": [0, 1]}
+RENEW = "python benchmarks/digits.py --renew"
+
+
+def unrotated(width, num_heads):
+    return SoftmaxAttention(width, num_heads, rotary=False)
+
+
+MIXERS = {"linear": LinearAttention, "softmax": unrotated}
+
+
+def make_model(mixer, settings):
+    heads = settings["heads"]
+    return ImageModel(
+        64,
+        settings["levels"],
+        settings["width"],
+        [lambda width: MIXERS[mixer](width, heads)] * settings["layers"],
+        num_logistics=settings["logistics"],
+    )
+
+
+def add_dropout(model, share):
+    """While it trains, drop a share of what the embedding and each sublayer of a block give."""
+
+    def drop(module, inputs, output):
+        if isinstance(output, tuple):  # of a mixer, with its state
+            return drop(module, inputs, output[0]), *output[1:]
+        return nn.functional.dropout(output, share, module.training)
+
+    for module in (model.value, *(part for b in model.blocks for part in sublayers(b))):
+        module.register_forward_hook(drop)
+
+
+def sublayers(block):
+    return block.mixer, block.feed_forward
+
+
+def train(model, settings, seed):
+    """The best mean of the weights, its step, and the bits at each look."""
+    rng = np.random.default_rng(seed)
+    images = torch.from_numpy(digits()[0])
+    apart, images = images.split([settings["set_apart"], len(images) - settings["set_apart"]])
+    add_dropout(model, settings["dropout"])
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.98), weight_decay=settings["weight_decay"]
+    )
+    mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings["average"])).eval()
+    steps, curve, best = settings["steps"], [], (math.inf, 0, {})
+    for i in range(steps):
+        warm, cold = min(1, 20 * (i + 1) / steps), (1 + math.cos(math.pi * i / steps)) / 2
+        optimizer.param_groups[0]["lr"] = settings["rate"] * warm * cold
+        batch = images[rng.integers(len(images), size=settings["batch"])]
+        loss = model.bits(batch).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        mean.update_parameters(model)
+        if (i + 1) % settings["every"] == 0:
+            bits = bits_of_images(mean.module, apart).mean().item()
+            curve.append(bits)
+            if bits < best[0]:
+                weights = {name: x.clone() for name, x in mean.module.state_dict().items()}
+                best = bits, i + 1, weights
+    return best[2], best[1], curve
+
+
+@torch.no_grad()
+def bits_of_images(model, images):
+    """Bits per pixel of each image."""
+    return model.bits(images).double().mean(dim=1)
+
+
+def run(job):
+    """Train one model: a row of the result, and the weights."""
+    mixer, seed, settings = job
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    model = make_model(mixer, settings)
+    weights, step, curve = train(model, settings, seed)
+    model.load_state_dict(weights)
+    bits = bits_of_images(model.eval(), torch.from_numpy(digits()[1]))
+    row = {
+        "mixer": mixer,
+        "seed": seed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "bits": bits.mean().item(),
+        "standard_error": bits.std().item() / len(bits) ** 0.5,
+        "step": step,
+        "curve": curve,
+        "seconds": time.perf_counter() - start,
+    }
+    return row, {name: x.numpy() for name, x in weights.items()}
+
+
+def earlier_rows(output, settings):
+    """Rows that the file has, if their weights are there, too; none if there is no file."""
+    if not output.exists():
+        return []
+    found = json.loads(output.read_text(encoding="utf-8"))
+    if found.get("settings") != settings:
+        raise SystemExit(f"{output} is from another version of this script. To renew it: {RENEW}")
+    first = settings["seeds"][0]
+    return [
+        row
+        for row in found["rows"]
+        if row["seed"] != first or weights_file(output, row["mixer"]).exists()
+    ]
+
+
+def weights_file(output, mixer):
+    return output.with_name(f"{output.stem}_{mixer}.npz")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--renew", action="store_true")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    settings = SETTINGS | QUICK if options.quick else SETTINGS
+    if options.quick and not options.output:
+        parser.error("--quick needs an --output, so that no result is lost")
+    output = options.output or Path(results.__file__).with_name("digits.json")
+    rows = [] if options.renew else earlier_rows(output, settings)
+
+    jobs = [(mixer, seed) for seed in settings["seeds"] for mixer in MIXERS]
+    done = [(row["mixer"], row["seed"]) for row in rows]
+    left = [(*job, settings) for job in jobs if job not in done]
+    print(f"{len(jobs)} runs, {len(left)} left", flush=True)
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for row, weights in pool.imap_unordered(run, left):
+            rows.append(row)
+            rows.sort(key=lambda row: jobs.index((row["mixer"], row["seed"])))
+            print(
+                f"{len(rows)}/{len(jobs)} {row['mixer']}, seed {row['seed']}:"
+                f" {row['bits']:.3f} bits per pixel at step {row['step']} ({row['seconds']:.0f} s)",
+                flush=True,
+            )
+            if row["seed"] == settings["seeds"][0]:
+                np.savez(weights_file(output, row["mixer"]), **weights)
+            save(output, settings, rows)
+    print(f"wrote {output}")
+
+
+def save(output, settings, rows):
+    result = {
+        "what": "bits per pixel of digits held out, for two transformers of the same size, float32",
+        "seed": settings["seeds"],
+        "settings": settings,
+        "renew": RENEW,
+        "rows": rows,
+    }
+    # Whoever stops the script meets a whole file: the old one or the new one.
+    part = output.with_suffix(".part")
+    with contextlib.redirect_stdout(None):
+        results.save("digits", result, output=part)
+    part.replace(output)
+
+
+if __name__ == "__main__":
+    main()

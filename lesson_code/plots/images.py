@@ -1,0 +1,190 @@
+"""Figures of images that are made pixel by pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from numpy.typing import ArrayLike, NDArray
+
+from lesson_code.plots.style import (
+    BLUE,
+    COLORS,
+    DASHES,
+    GRAY,
+    INK,
+    MARKERS,
+    VERMILION,
+    BookFigure,
+    drawing,
+    new_figure,
+)
+
+HIDDEN = "#fbdcc6"
+
+
+@drawing
+def raster(image: ArrayLike, known: int, levels: int) -> BookFigure:
+    """An image in the order of its pixels: those that are known, the next one, and the rest.
+
+    On the left the square image, on the right its pixels side by side, one row below the other only
+    because the page is not wide enough.
+    """
+    image = np.asarray(image)
+    side = round(len(image) ** 0.5)
+    figure, ((left, right),) = new_figure(
+        2, width=6.2, height=3.0, gridspec_kw={"width_ratios": (1, 1.25)}
+    )
+    for row in range(side):
+        for column in range(side):
+            _pixel(left, column, row, image, row * side + column, known, levels)
+        arrow = {"arrowstyle": "->", "color": BLUE, "linewidth": 1}
+        left.annotate("", (side - 0.4, row), xytext=(-0.6, row), arrowprops=arrow)
+    left.set(xlim=(-0.9, side - 0.1), ylim=(side - 0.3, -0.8), aspect="equal")
+    left.set_title("the image")
+    per_row, step = 2 * side, 2.4
+    for pixel in range(len(image)):
+        row, column = divmod(pixel, per_row)
+        _pixel(right, column, step * row, image, pixel, known, levels)
+    row, column = divmod(known, per_row)
+    right.text(column, step * row - 0.65, "next", color=VERMILION, ha="center", va="bottom")
+    right.set(xlim=(-0.7, per_row - 0.3), ylim=(step * (len(image) / per_row) - 1.5, -1.9))
+    right.set(aspect="equal")
+    right.set_title("the sequence")
+    for axes in (left, right):
+        axes.set_axis_off()
+    return figure
+
+
+def _pixel(axes: Axes, x, y, image: NDArray, pixel: int, known: int, levels: int) -> None:
+    ink = 1 - image[pixel] / (levels - 1)
+    color = (ink, ink, ink) if pixel < known else "white" if pixel == known else HIDDEN
+    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=color, ec=GRAY, linewidth=0.5))
+    if pixel == known:
+        frame = {"fc": "none", "ec": VERMILION, "linewidth": 2, "zorder": 3}
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **frame))
+
+
+@drawing
+def bins(
+    weights: ArrayLike, means: ArrayLike, scales: ArrayLike, probabilities: ArrayLike
+) -> BookFigure:
+    """The density of a mixture of logistics, and the probability of each level below it.
+
+    means and scales are in levels. The first and the last bin reach to infinity.
+    """
+    weights, means, scales = (np.asarray(x, float) for x in (weights, means, scales))
+    probabilities = np.asarray(probabilities, float)
+    levels = len(probabilities)
+    figure, ((density,), (mass,)) = new_figure(rows=2, width=6.0, height=4.2, sharex=True)
+    x = np.linspace(-3.5, levels + 2.5, 600)
+    z = (x[:, None] - means) / scales
+    each = weights / (scales * (2 * np.cosh(z / 2)) ** 2)
+    total = each.sum(axis=1)
+    for edge in np.arange(levels - 1) + 0.5:
+        density.axvline(edge, color="#d8d8d8", linewidth=0.8)
+    density.fill_between(x, total, where=x <= 0.5, color=HIDDEN, linewidth=0)
+    density.fill_between(x, total, where=x >= levels - 1.5, color=HIDDEN, linewidth=0)
+    for index in range(len(weights)):
+        density.plot(x, each[:, index], color=COLORS[index + 1], linestyle=DASHES[index + 1])
+    density.plot(x, total, color=BLUE)
+    density.set(ylabel="density", ylim=(0, None))
+    colors = [HIDDEN if level in (0, levels - 1) else "#9ecae8" for level in range(levels)]
+    mass.bar(np.arange(levels), probabilities, width=1, color=colors, edgecolor=GRAY)
+    mass.set(xlabel="level of the pixel", ylabel="probability", xlim=(x[0], x[-1]))
+    mass.set_xticks(range(0, levels, 4))
+    for axes in (density, mass):
+        axes.grid(visible=False)
+    return figure
+
+
+@drawing
+def gallery(rows: Mapping[str, Sequence[ArrayLike]], levels: int) -> BookFigure:
+    """Rows of square images, each row with its name above it."""
+    count = max(len(images) for images in rows.values())
+    per_row = min(count, 12)
+    lines = [(name, k) for name, images in rows.items() for k in range(0, len(images), per_row)]
+    figure, axes = new_figure(
+        per_row, len(lines), width=6.2, height=(6.2 / per_row) * len(lines) + 0.3 * len(rows)
+    )
+    for line, (name, start) in enumerate(lines):
+        for column in range(per_row):
+            images = rows[name]
+            if start + column < len(images):
+                _show(axes[line, column], images[start + column], levels)
+            else:
+                axes[line, column].set_axis_off()
+        if start == 0:
+            axes[line, 0].set_title(name, loc="left")
+    return figure
+
+
+@drawing
+def completions(
+    originals: Sequence[ArrayLike], made: Sequence[Sequence[ArrayLike]], known: int, levels: int
+) -> BookFigure:
+    """In each row an image, the part of it that was given, and what was made of that part."""
+    columns = 2 + len(made[0])
+    figure, axes = new_figure(
+        columns, len(originals), width=6.2, height=6.2 / columns * len(originals) + 0.4
+    )
+    for row, (original, ways) in enumerate(zip(originals, made, strict=True)):
+        original = np.asarray(original, float)
+        _show(axes[row, 0], original, levels)
+        given = np.where(np.arange(len(original)) < known, original, np.nan)
+        _show(axes[row, 1], given, levels)
+        for column, image in enumerate(ways, start=2):
+            _show(axes[row, column], image, levels)
+            side = round(len(original) ** 0.5)
+            axes[row, column].axhline(known / side - 0.5, color=VERMILION, linewidth=1)
+    for column, title in enumerate(("original", "given", "completed")):
+        axes[0, column].set_title(title, loc="left" if column == 2 else "center")
+    return figure
+
+
+def _show(axes: Axes, image: ArrayLike, levels: int) -> None:
+    image = np.asarray(image, float)
+    side = round(image.size**0.5)
+    axes.set_facecolor(HIDDEN)
+    axes.imshow(
+        np.ma.masked_invalid(image.reshape(side, side)),
+        cmap="Greys",
+        vmin=0,
+        vmax=levels - 1,
+        interpolation="nearest",
+    )
+    axes.grid(visible=False)
+    axes.tick_params(which="both", length=0, labelbottom=False, labelleft=False)
+    axes.spines[:].set_visible(True)
+    axes.spines[:].set_color(INK)
+    axes.spines[:].set_linewidth(0.5)
+
+
+@drawing
+def speeds(groups: Mapping[str, Mapping[str, float]], *, xlabel: str) -> BookFigure:
+    """Named points on a logarithmic axis, each with its number, in groups with a heading."""
+    count = sum(len(group) + 1 for group in groups.values())
+    figure, ((axes,),) = new_figure(width=6.2, height=0.3 * count + 0.8)
+    y, names = 0, {}
+    for heading, group in groups.items():
+        names[y] = heading
+        for index, (name, value) in enumerate(group.items()):
+            y += 1
+            names[y] = name
+            axes.plot(value, y, color=COLORS[index], marker=MARKERS[index], markersize=7)
+            label = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+            axes.annotate(label, (value, y), (7, 0), textcoords="offset points", va="center")
+        y += 1
+    axes.set_xscale("log")
+    axes.margins(x=0.12)
+    axes.set_yticks(list(names), list(names.values()))
+    for tick in axes.get_yticklabels():
+        if tick.get_text() in groups:
+            tick.set_fontweight("bold")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(y - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel=xlabel)
+    return figure

@@ -1,0 +1,136 @@
+"""Figures of what a state can hold: who reads whom in a task, and how many answers are right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.patches import Rectangle
+from numpy.typing import ArrayLike
+
+from lesson_code.plots.style import (
+    COLORS,
+    DASHES,
+    GRAY,
+    INK,
+    MARKERS,
+    VERMILION,
+    BookFigure,
+    _name_lines,
+    draw_matrix,
+    drawing,
+    new_figure,
+)
+
+STYLES = [
+    *zip(COLORS, DASHES, MARKERS, strict=True),
+    (INK, "-", "X"),
+    (GRAY, "--", "*"),
+    ("#8a3800", (0, (4, 1, 1, 1)), "h"),
+]
+
+
+@drawing
+def lookups(panels: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) -> BookFigure:
+    """Where each question of a task looks: a row for each position that is asked.
+
+    A panel is (weights, tokens, mask) of one sequence: (N, N), (N,) and (N,). Columns bear the
+    tokens, rows the token that asks.
+    """
+    panels = {
+        name: (np.asarray(weights)[mask], np.asarray(tokens), np.flatnonzero(mask))
+        for name, (weights, tokens, mask) in panels.items()
+    }
+    rows = [len(asked) for _, _, asked in panels.values()]
+    longest = max(len(tokens) for _, tokens, _ in panels.values())
+    cell, title = 0.31, 0.62
+    width = longest * cell + 0.4
+    height = sum(rows) * cell + title * len(rows)
+    figure = BookFigure(figsize=(width, height))
+    top = height
+    for (name, (weights, tokens, asked)), count in zip(panels.items(), rows, strict=True):
+        top -= title + count * cell
+        size = (len(tokens) * cell / width, count * cell / height)
+        axes = figure.add_axes((0.4 / width, top / height, *size))
+        draw_matrix(axes, weights, limit=1.0, numbers=False)
+        axes.tick_params(labelleft=True, labeltop=True, pad=2)
+        axes.set_xticks(range(len(tokens)), tokens)
+        axes.set_yticks(range(count), tokens[asked])
+        axes.set_title(name, loc="left", pad=6)
+    return figure
+
+
+@drawing
+def blocks(panels: Mapping[str, ArrayLike], cut: int) -> BookFigure:
+    """Causal matrices of weights, with a frame around what later rows read before the cut.
+
+    The largest weight inside the frame has the full color, in each matrix.
+    """
+    figure, axes = new_figure(len(panels), width=6.4, height=6.4 / len(panels) + 0.2)
+    for panel, (name, weights) in zip(axes[0], panels.items(), strict=True):
+        weights = np.asarray(weights)
+        above = np.triu(np.ones(weights.shape, bool), 1)
+        limit = float(np.abs(weights[cut:, :cut]).max())
+        draw_matrix(panel, weights, title=name, hidden=above, limit=limit)
+        later = len(weights) - cut
+        frame = Rectangle((-0.5, cut - 0.5), cut, later, fill=False, color=VERMILION, linewidth=2)
+        panel.add_patch(frame)
+        panel.set(xlabel="read", ylabel="reads")
+    return figure
+
+
+@drawing
+def spread(
+    x: ArrayLike,
+    runs: Mapping[str, ArrayLike],
+    *,
+    xlabel: str,
+    ylabel: str = "share right",
+    chance: float | None = None,
+) -> BookFigure:
+    """Named lines through the means of several runs, with bars from the lowest to the highest.
+
+    Each of `runs` is (number of runs, len(x)); the axis of x is logarithmic with a tick at each x.
+    """
+    height = 3.9
+    figure, ((axes,),) = new_figure(height=height)
+    x = np.asarray(x)
+    axes.set_xscale("log")
+    for index, (name, values) in enumerate(runs.items()):
+        color, dashes, marker = STYLES[index % len(STYLES)]
+        values = np.atleast_2d(np.asarray(values, float))
+        axes.vlines(x, values.min(axis=0), values.max(axis=0), color=color, linewidth=1.2)
+        mean = values.mean(axis=0)
+        axes.plot(x, mean, label=name, color=color, linestyle=dashes, marker=marker)
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.03))
+    axes.set_xticks(x, [f"{value:g}" for value in x])
+    axes.minorticks_off()
+    _name_lines(axes, height)
+    if chance is not None:
+        axes.axhline(chance, color=GRAY, linestyle=":", linewidth=1.4)
+        axes.annotate("chance", (x[0], chance), xytext=(0, 3), textcoords="offset points")
+    return figure
+
+
+@drawing
+def against_law(
+    load: ArrayLike, law: ArrayLike, points: Mapping[str, tuple[ArrayLike, ArrayLike]]
+) -> BookFigure:
+    """What trained models reach, as points, over the load, with a law as a line.
+
+    Each of `points` is (loads, shares), two arrays of one shape. Where a load comes several times,
+    the line goes through the mean of the law's values.
+    """
+    figure, ((axes,),) = new_figure(height=3.6)
+    ticks, place = np.unique(load, return_inverse=True)
+    line = np.bincount(place.ravel(), weights=np.ravel(law)) / np.bincount(place.ravel())
+    axes.plot(ticks, line, color=INK, linewidth=1.6, label="random keys, one layer")
+    for index, (name, (x, y)) in enumerate(points.items()):
+        style = {"color": COLORS[index], "marker": MARKERS[index], "linestyle": "none"}
+        filled = {"markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 6}
+        axes.plot(np.ravel(x), np.ravel(y), label=name, **style, **filled)
+    axes.set(xlabel="load: pairs / D", ylabel="share right", ylim=(0, 1.05), xscale="log")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.legend(loc="lower left")
+    return figure

@@ -1,0 +1,89 @@
+"""The figures of images made pixel by pixel: what they draw is what they were given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color
+from matplotlib.patches import Rectangle
+
+from lesson_code.plots import images
+from lesson_code.plots.style import VERMILION
+
+LEVELS = 5
+IMAGES = np.arange(64).reshape(4, 16) % LEVELS
+
+
+def texts(figure) -> list[str]:
+    figure.draw_without_rendering()
+    return [text.get_text() for text in figure.findobj(lambda x: hasattr(x, "get_text"))]
+
+
+def pixels(axes) -> list[Rectangle]:
+    return [p for p in axes.patches if isinstance(p, Rectangle) and p.get_facecolor()[3] > 0]
+
+
+def test_raster_shows_the_known_pixels_alone_in_order():
+    figure = images.raster(IMAGES[1], 6, LEVELS)
+    for axes in figure.axes:
+        drawn = pixels(axes)
+        assert len(drawn) == 16
+        for patch, level in zip(drawn[:6], IMAGES[1], strict=False):
+            assert same_color(patch.get_facecolor(), (1 - level / 4,) * 3)
+        assert all(same_color(patch.get_facecolor(), images.HIDDEN) for patch in drawn[7:])
+        (frame,) = (p for p in axes.patches if same_color(p.get_edgecolor(), VERMILION))
+        assert frame.get_xy() == drawn[6].get_xy()
+    corners = [patch.get_xy() for patch in pixels(figure.axes[0])]
+    assert corners == sorted(corners, key=lambda corner: (corner[1], corner[0]))
+
+
+def test_bins_are_the_area_under_the_density():
+    edges = np.arange(LEVELS - 1) + 0.5
+    weights, means, scales = np.array([0.3, 0.7]), np.array([1.0, 3.5]), np.array([0.4, 0.6])
+    below = 1 / (1 + np.exp(-(edges[:, None] - means) / scales)) @ weights
+    probabilities = np.diff(below, prepend=0, append=1)
+    density, mass = images.bins(weights, means, scales, probabilities).axes
+    assert np.allclose([patch.get_height() for patch in mass.patches], probabilities)
+    x, total = next(line for line in density.get_lines() if len(line.get_xdata()) > 2).get_data()
+    lines = [line.get_data() for line in density.get_lines() if len(line.get_xdata()) > 2]
+    assert len(lines) == 3
+    x, total = lines[-1]
+    assert np.allclose(total, sum(y for _, y in lines[:-1]))
+    for level in (1, 2, 3):
+        inside = (x >= level - 0.5) & (x <= level + 0.5)
+        area = np.trapezoid(total[inside], x[inside])
+        assert area == pytest.approx(probabilities[level], abs=0.02)
+
+
+def test_a_gallery_has_every_image_under_its_name():
+    figure = images.gallery({"one": IMAGES[:3], "other": IMAGES}, LEVELS)
+    shown = [np.asarray(axes.images[0].get_array()).ravel() for axes in figure.axes if axes.images]
+    assert np.array_equal(shown, [*IMAGES[:3], *IMAGES])
+    assert {"one", "other"} <= set(texts(figure))
+
+
+def test_completions_hide_what_was_not_given():
+    figure = images.completions(IMAGES[:2], [IMAGES[1:], IMAGES[1:]], 8, LEVELS)
+    assert len(figure.axes) == 2 * 5
+    for row in range(2):
+        original, given, *made = (axes.images[0].get_array() for axes in figure.axes[5 * row :][:5])
+        assert np.array_equal(np.asarray(original).ravel(), IMAGES[row])
+        assert np.array_equal(given.mask.ravel(), np.arange(16) >= 8)
+        assert np.array_equal(given.compressed(), IMAGES[row, :8])
+        assert np.array_equal([np.asarray(image).ravel() for image in made], IMAGES[1:])
+
+
+def test_speeds_stand_beside_their_points():
+    groups = {"short": {"a": 0.5, "b": 1234.4}, "long": {"a": 0.004, "b": 99.0}}
+    figure = images.speeds(groups, xlabel="images per second")
+    (axes,) = figure.axes
+    assert {"0.5", "1,234", "0.004", "99", "short", "long", "a", "b"} <= set(texts(figure))
+    assert [line.get_xdata()[0] for line in axes.get_lines()] == [0.5, 1234.4, 0.004, 99.0]
+    heights = [line.get_ydata()[0] for line in axes.get_lines()]
+    names = dict(zip(axes.get_yticks(), texts_of(axes.get_yticklabels()), strict=True))
+    assert [names[y] for y in heights] == ["a", "b", "a", "b"]
+    assert [names[y - 1] for y in heights[::2]] == ["short", "long"]
+
+
+def texts_of(labels) -> list[str]:
+    return [label.get_text() for label in labels]

@@ -1,0 +1,84 @@
+"""The figures of what a state can hold draw what they are given."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from lesson_code.plots import recall
+
+WEIGHTS = np.tril(np.arange(1.0, 17.0).reshape(4, 4))
+TOKENS = np.array([7, 8, 9, 7])
+MASK = np.array([False, True, False, True])
+PAIRS = [4, 8, 16]
+RUNS = {"one": [[1.0, 0.5, 0.2], [0.8, 0.7, 0.0]], "two": [[0.9, 0.9, 0.9]]}
+
+FIGURES = {
+    "lookups": lambda: recall.lookups({"a": (WEIGHTS / 16, TOKENS, MASK)}),
+    "blocks": lambda: recall.blocks({"a": WEIGHTS, "b": WEIGHTS.T}, 1),
+    "spread": lambda: recall.spread(PAIRS, RUNS, xlabel="pairs", chance=0.1),
+    "against_law": lambda: recall.against_law(
+        [2, 1, 2], [0.1, 0.9, 0.3], {"a": ([1, 2], [0.8, 0.2])}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_same_figure_is_the_same_bytes(name: str) -> None:
+    assert FIGURES[name]()._repr_svg_() == FIGURES[name]()._repr_svg_()
+
+
+def test_lookups_show_the_rows_that_are_asked() -> None:
+    (axes,) = FIGURES["lookups"]().axes
+    np.testing.assert_array_equal(axes.images[0].get_array(), WEIGHTS[MASK] / 16)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["7", "8", "9", "7"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["8", "7"]
+
+
+def test_lookups_are_drawn_to_one_scale() -> None:
+    wide = np.eye(8)
+    panels = {"a": (WEIGHTS / 16, TOKENS, MASK), "b": (wide, np.arange(8), np.ones(8, bool))}
+    figure = recall.lookups(panels)
+    small, large = (axes.get_window_extent() for axes in figure.axes)
+    assert large.width == pytest.approx(2 * small.width)
+    assert large.height == pytest.approx(4 * small.height)
+    assert large.y1 < small.y0  # one below the other
+
+
+def test_blocks_frame_what_later_rows_read_before_the_cut() -> None:
+    figure = recall.blocks({"a": WEIGHTS}, 1)
+    (axes,) = figure.axes
+    (frame,) = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert (*frame.get_xy(), frame.get_width(), frame.get_height()) == (-0.5, 0.5, 1, 3)
+    shown = axes.images[0]
+    assert shown.get_clim()[1] == 13  # the largest entry of rows 1, 2, 3 and column 0
+    np.testing.assert_array_equal(shown.get_array().mask, np.triu(np.ones((4, 4), bool), 1))
+
+
+def test_spread_draws_means_and_extremes() -> None:
+    figure = FIGURES["spread"]()
+    (axes,) = figure.axes
+    one, two = axes.get_lines()[:2]
+    np.testing.assert_allclose(one.get_ydata(), [0.9, 0.6, 0.1])
+    np.testing.assert_allclose(two.get_ydata(), [0.9, 0.9, 0.9])
+    np.testing.assert_array_equal(one.get_xdata(), PAIRS)
+    bars = axes.collections[0].get_segments()
+    np.testing.assert_allclose([bar[:, 1] for bar in bars], [[0.8, 1], [0.5, 0.7], [0, 0.2]])
+    names = {text.get_text() for text in axes.texts}
+    assert {"one", "two", "chance"} <= names
+
+
+def test_nine_lines_differ_in_color_or_in_dashes() -> None:
+    runs = {str(i): [[i / 10] * 3] for i in range(9)}
+    (axes,) = recall.spread(PAIRS, runs, xlabel="pairs").axes
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines}
+    assert len(looks) == 9
+
+
+def test_the_law_is_a_line_through_its_means() -> None:
+    (axes,) = FIGURES["against_law"]().axes
+    law, points = axes.get_lines()
+    np.testing.assert_allclose(law.get_xydata(), [[1, 0.9], [2, 0.2]])
+    np.testing.assert_array_equal(points.get_xydata(), [[1, 0.8], [2, 0.2]])
+    assert points.get_linestyle() == "None"
