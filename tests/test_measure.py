@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import time
 
+import pytest
 import torch
 
 from lesson_code import measure

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from lesson_code import _arguments
+from lesson_code.torch._precision import accumulate
 
 __all__ = ["draw_logistic_mixture", "logistic_mixture"]
 
@@ -77,8 +78,9 @@ def logistic_mixture(parameters: Tensor, pixels: Tensor, levels: int) -> Tensor:
     levels = _arguments.check_integer("levels", levels, minimum=2)
     _arguments.check_leading(parameters=parameters.shape[:-1], pixels=pixels.shape)
 
+    dtype, (parameters,) = parameters.dtype, accumulate(parameters)
     logits, means, log_scales = parameters.split(K, dim=-1)
-    pixels = pixels[..., None]
+    pixels = pixels.long()[..., None]  # in uint8, 256 would be 0
     middle = pixels.to(parameters.dtype) * (2 / (levels - 1)) - 1
     half = 1 / (levels - 1)
     upper = (middle + half - means) * torch.exp(-log_scales)
@@ -91,7 +93,7 @@ def logistic_mixture(parameters: Tensor, pixels: Tensor, levels: int) -> Tensor:
         + torch.where(first, zero, logsigmoid(-lower))
         + torch.where(first | last, zero, log_width)
     )
-    return torch.logsumexp(torch.log_softmax(logits, dim=-1) + log_bin, dim=-1)
+    return torch.logsumexp(torch.log_softmax(logits, dim=-1) + log_bin, dim=-1).to(dtype)
 
 
 def draw_logistic_mixture(
@@ -126,7 +128,7 @@ def draw_logistic_mixture(
 
     Notes
     -----
-    Where a parameter is NaN, the level means nothing.
+    Where a parameter is NaN, the level means nothing, but it is one.
 
     References
     ----------
@@ -141,6 +143,7 @@ def draw_logistic_mixture(
     _arguments.check_arrays(Tensor, parameters=parameters)
     K = _components(parameters)
     levels = _arguments.check_integer("levels", levels, minimum=2)
+    (parameters,) = accumulate(parameters)
     noise = torch.rand(
         *parameters.shape[:-1],
         K + 1,
@@ -153,7 +156,8 @@ def draw_logistic_mixture(
     k = (logits - torch.log(-torch.log(noise[..., :K]))).argmax(dim=-1, keepdim=True)
     mean, log_scale = means.gather(-1, k), log_scales.gather(-1, k)
     x = mean + torch.exp(log_scale) * torch.logit(noise[..., K:])
-    return ((x[..., 0] + 1) * ((levels - 1) / 2)).round().clamp(0, levels - 1).long()
+    level = ((x[..., 0] + 1) * ((levels - 1) / 2)).round()
+    return level.nan_to_num(0).clamp(0, levels - 1).long()
 
 
 def _components(parameters):

@@ -64,6 +64,9 @@ class ImageModel(nn.Module):
     The means of the mixture begin spread over the levels; each mixer is initialized by its own
     class, and everything else as torch does.
 
+    `generate` calls `step_` for each pixel. Whoever generates much may compile it, which pays where
+    no shape changes from step to step: ``model.step_ = torch.compile(model.step_)``.
+
     References
     ----------
     Katharopoulos et al. (2020), section 4.2, for images as sequences; Salimans et al. (2017),
@@ -204,12 +207,13 @@ class ImageModel(nn.Module):
         TypeError
             If `pixel` is no tensor of integers, or `state` no ImageState.
         ValueError
-            If `pixel` is not (B,), `state` does not fit it, or no pixel is left.
+            If `pixel` is not (B,), `state` does not fit it, or no pixel is left (compiled, torch
+            reports that).
         """
         self._check("pixel", pixel, "B,")
         if not isinstance(state, ImageState):
             raise TypeError(f"state must be an ImageState, got {type(state).__name__}.")
-        if state.position >= self.num_pixels:
+        if not torch.compiler.is_compiling() and state.position >= self.num_pixels:
             raise ValueError(f"state must leave a pixel to expect, got all {self.num_pixels} read.")
         x, blocks = self.blocks.step(self._input("pixel", pixel, state.position), state.blocks)
         return self._mixture(x), ImageState(state.position + 1, blocks)

@@ -37,10 +37,10 @@ class Mixer(nn.Module):
 
     Notes
     -----
-    A state is a tensor or a tuple of tensors, and nothing changes one in place: whoever holds it
-    can continue from it again. It carries gradients, unless it was made under ``torch.no_grad``;
-    ``type(state)(*(x.detach() for x in state))`` cuts them off. All sequences of a batch are
-    equally long.
+    A state is a tensor or a tuple of tensors, and neither `forward` nor `step` changes one in
+    place: whoever holds it can continue from it again. It carries gradients, unless it was made
+    under ``torch.no_grad``; ``type(state)(*(x.detach() for x in state))`` cuts them off. All
+    sequences of a batch are equally long.
 
     Examples
     --------
