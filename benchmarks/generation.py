@@ -23,13 +23,11 @@ take hours.
 The step with a state is compiled, which fuses what lies between the matrix products (--eager leaves
 it as it is); on a GPU it is one CUDA graph instead, which Python starts once a pixel. The others
 are not: their arrays are larger from pixel to pixel, and matrix products and attention take most of
-their time. For "state" there are three more numbers: "eager", seconds of a step that is not
-compiled; "products", of its linear maps alone; and "generate", the time of an image in a whole call
-of `generate`, as a check, unless that takes over a minute.
+their time. For "state" there are two more numbers: "eager", seconds of a step that is not compiled,
+and "products", of its linear maps alone.
 """
 
 import argparse
-import time
 from pathlib import Path
 
 import numpy as np
@@ -130,14 +128,6 @@ def products(model, batch, device):
     return lambda: [m(inputs[m.in_features]) for m in maps]
 
 
-def time_generate(model, batch, device):
-    """Seconds of one whole call."""
-    known = torch.zeros(batch, 0, dtype=torch.int64, device=device)
-    start = time.perf_counter()
-    model.generate(known).cpu()
-    return time.perf_counter() - start
-
-
 def best_batch(method, model, layers, pixels, memory, device):
     """The power of two with the most pixels per second near the end."""
     best, tried, batch = {}, 0, 1
@@ -174,9 +164,6 @@ def measure_size(layers, pixels, options):
         fit = np.polynomial.Polynomial.fit(places, seconds, degree, w=1 / np.array(seconds))
         image = fit(np.arange(pixels)).sum() / batch
         found = {"batch": batch, "places": places, "seconds": seconds, "seconds_per_image": image}
-        if method == "state":
-            whole = batch * image < 60  # seconds
-            more["generate"] = time_generate(model, batch, device) / batch if whole else None
         row["methods"][method] = found | more
         times = ", ".join(f"{1e3 * t / batch:.4g}" for t in seconds)
         print(f"{layers} layers, {pixels:,} pixels, {method}: {image:.4g} s per image", flush=True)

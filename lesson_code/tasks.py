@@ -256,8 +256,10 @@ def multi_query_associative_recall(
     keys = 1 + _distinct(rng, batch, num_keys, pairs)
     values = 1 + num_keys + _distinct(rng, batch, num_values, pairs)
     slots = (length - 2 * pairs) // 2
-    # The order in which exponential waiting times end is that of draws without replacement.
-    waiting = rng.standard_exponential((batch, slots)) / np.arange(1, slots + 1) ** (power - 1)
+    # The order in which exponential waiting times end is that of draws without replacement; by
+    # their logarithms, as the weights of a large power overflow.
+    waiting = np.log(rng.standard_exponential((batch, slots)))
+    waiting -= (power - 1) * np.log(np.arange(1, slots + 1))
     at = 2 * pairs + 2 * np.argsort(waiting, axis=1)[:, :pairs]
     inputs, targets, mask = _nothing(batch, length)
     inputs[:, 0 : 2 * pairs : 2] = keys
@@ -527,10 +529,13 @@ def least_squares(inputs: np.ndarray) -> np.ndarray:
         raise ValueError(
             f"inputs must have shape (B, N, D + 1) with an even N and D >= 1, got {inputs.shape}."
         )
-    x, y = inputs[:, 0::2, :-1], inputs[:, 1::2, -1:]
     answers = np.zeros(inputs.shape[:2], dtype=inputs.dtype)
+    inputs = inputs.astype(np.promote_types(inputs.dtype, np.float32), copy=False)
+    x, y = inputs[:, 0::2, :-1], inputs[:, 1::2, -1:]
     for i in range(1, x.shape[1]):
-        w = np.linalg.pinv(x[:, :i]) @ y[:, :i]  # (B, D, 1)
+        # Singular values that rounding alone has made count as 0: an x may come again.
+        rounding = max(i, x.shape[2]) * np.finfo(inputs.dtype).eps
+        w = np.linalg.pinv(x[:, :i], rcond=rounding) @ y[:, :i]  # (B, D, 1)
         answers[:, 2 * i] = (x[:, i : i + 1] @ w)[:, 0, 0]
     return answers
 
