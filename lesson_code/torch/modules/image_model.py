@@ -219,7 +219,10 @@ class ImageModel(nn.Module):
         return self._mixture(x), ImageState(state.position + 1, blocks)
 
     def step_(self, pixel: torch.Tensor, state: ImageState) -> tuple[torch.Tensor, ImageState]:
-        """Read one pixel as `step`, without its checks; the state may be overwritten."""
+        """Read one pixel as `step`, without its checks; the state may be overwritten.
+
+        The state that it returns is for `step_` alone.
+        """
         x = self.value(pixel) + self.position(state.position)
         x, blocks = self.blocks.step_(x, state.blocks)
         return self._mixture(x), ImageState(state.position.add_(1), blocks)

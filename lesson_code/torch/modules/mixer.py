@@ -164,7 +164,13 @@ class Mixer(nn.Module):
         return y[:, 0], state
 
     def mix_one_(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-        return self.mix_one(x_t, state)
+        return self.step(x_t, state)
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        # Who mixes in another way than the parent does not inherit its way in place.
+        if {"mix", "mix_one", "step"} & vars(cls).keys() and "mix_one_" not in vars(cls):
+            cls.mix_one_ = Mixer.mix_one_
 
     def _check(self, name, x, leading):
         _arguments.check_arrays(torch.Tensor, **{name: x})

@@ -252,6 +252,29 @@ def test_a_step_in_place_is_a_step(name):
     assert_close(found, expected[:, 2:].detach(), 1e-10)
 
 
+def test_another_way_to_mix_does_not_inherit_the_way_in_place():
+    class Doubled(LinearAttention):
+        def mix(self, x, state):
+            y, state = super().mix(x, state)
+            return 2 * y, state
+
+        def mix_one(self, x_t, state):
+            y_t, state = super().mix_one(x_t, state)
+            return 2 * y_t, state
+
+    class Kept(Doubled):
+        """Another class in between changes nothing."""
+
+    for kind in (Doubled, Kept):
+        module = kind(WIDTH, HEADS)
+        x = draw(module, 3)
+        _, state = module(x[:, :2], return_state=True)
+        expected, _ = module.step(x[:, 2], state)
+        before = state.S.clone()
+        found, _ = module.mix_one_(x[:, 2], state)
+        assert torch.equal(found, expected) and torch.equal(state.S, before)
+
+
 @pytest.mark.parametrize("name", ["linear", "layer", "linear, C is not D"])
 def test_linear_attention_overwrites_its_state_where_it_may(name):
     module = make(name)
