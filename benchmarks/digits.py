@@ -21,7 +21,6 @@ side by side, each with one thread; all runs take them about a quarter of an hou
 
 import argparse
 import contextlib
-import json
 import math
 import multiprocessing
 import time
@@ -152,16 +151,11 @@ def run(job):
 
 
 def earlier_rows(output, settings):
-    """Rows that the file has, if their weights are there, too; none if there is no file."""
-    if not output.exists():
-        return []
-    found = json.loads(output.read_text(encoding="utf-8"))
-    if found.get("settings") != settings:
-        raise SystemExit(f"{output} is from another version of this script. To renew it: {RENEW}")
+    """Rows that the file has, if their weights are there, too."""
     first = settings["seeds"][0]
     return [
         row
-        for row in found["rows"]
+        for row in results.earlier_rows(output, settings, RENEW)
         if row["seed"] != first or weights_file(output, row["mixer"]).exists()
     ]
 
@@ -210,11 +204,8 @@ def save(output, settings, rows):
         "renew": RENEW,
         "rows": rows,
     }
-    # Whoever stops the script meets a whole file: the old one or the new one.
-    part = output.with_suffix(".part")
     with contextlib.redirect_stdout(None):
-        results.save("digits", result, output=part)
-    part.replace(output)
+        results.save("digits", result, output=output)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def best_batch(method, model, layers, pixels, memory, device):
 def measure_size(layers, pixels, options):
     """A row of the result: all methods at one size."""
     device, row = options.device, {"layers": layers, "pixels": pixels, "methods": {}}
-    places = sorted({max(pixels * i // 8, 1) for i in (1, 2, 4, 6)} | {max(pixels - 16, 1)})
+    places = sorted({pixels * i // 8 for i in (1, 2, 4, 6)} | {pixels - 16})
     for method, degree in DEGREES.items():
         model = make_model(method, layers, pixels, device)
         batch = best_batch(method, model, layers, pixels, options.memory, device)
@@ -159,7 +159,6 @@ def measure_size(layers, pixels, options):
         for place in places:
             step = make_step(method, model, batch, place, device)
             seconds += measure.seconds({"": step}, repeats=options.repeats, device=device).values()
-        degree = min(degree, len(places) - 1)
         # Weighted so that it is the relative error of each place that counts.
         fit = np.polynomial.Polynomial.fit(places, seconds, degree, w=1 / np.array(seconds))
         image = fit(np.arange(pixels)).sum() / batch
@@ -182,6 +181,8 @@ def main():
     parser.add_argument("--size", type=int, nargs=2, action="append", metavar=("LAYERS", "PIXELS"))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.repeats > 12 or any(pixels < 64 for _, pixels in options.size or SIZES):
+        parser.error("a measurement must end before the image does: --repeats <= 12, PIXELS >= 64")
     torch.set_num_threads(options.threads)
     measure.keep_freed_memory()
     with torch.inference_mode():

@@ -29,7 +29,6 @@ side by side, each with one thread; all runs take them less than an hour.
 
 import argparse
 import contextlib
-import json
 import math
 import multiprocessing
 import time
@@ -225,16 +224,6 @@ def check_sizes(settings):
         raise SystemExit("The models must have equally many parameters, to a percent.")
 
 
-def earlier_rows(output, settings):
-    """Rows that the file has; none if there is no file."""
-    if not output.exists():
-        return []
-    found = json.loads(output.read_text(encoding="utf-8"))
-    if found.get("settings") != settings:
-        raise SystemExit(f"{output} is from another version of this script. To renew it: {RENEW}")
-    return found["rows"]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2)
@@ -247,7 +236,7 @@ def main():
         parser.error("--quick needs an --output, so that no result is lost")
     output = options.output or Path(results.__file__).with_name("recall.json")
     torch.set_num_threads(1)
-    rows = [] if options.renew else earlier_rows(output, settings)
+    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
     check_sizes(settings)
 
     jobs = all_jobs(settings)
@@ -276,11 +265,8 @@ def save(output, settings, rows):
         "renew": RENEW,
         "rows": rows,
     }
-    # Whoever stops the script meets a whole file: the old one or the new one.
-    part = output.with_suffix(".part")
     with contextlib.redirect_stdout(None):
-        results.save("recall", result, output=part)
-    part.replace(output)
+        results.save("recall", result, output=output)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ SMALL = {
     "digits": ["--quick"],
     "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],
-    "generation": ["--size", "1", "24", "--repeats", "1", "--memory", "2000000", "--eager"],
+    "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
     "recall": ["--quick"],
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
     "scans": ["--lengths", "70", "128", "--repeats", "1"],

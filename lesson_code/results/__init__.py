@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["load", "load_weights", "save"]
+__all__ = ["earlier_rows", "load", "load_weights", "save"]
 
 
 def load(name: str) -> dict:
@@ -94,5 +94,38 @@ def save(name: str, result: dict, *, device: str = "cpu", output: Path | None = 
     suffix = "" if device == "cpu" else f"_{device}"
     output = output or Path(__file__).with_name(f"{name}{suffix}.json")
     origin = {"machine": measure.machine(device), "date": datetime.date.today().isoformat()}
-    output.write_text(json.dumps(origin | result, indent=1) + "\n", encoding="utf-8")
+    # Whoever stops the script meets a whole file: the old one or the new one.
+    part = output.with_suffix(".part")
+    part.write_text(json.dumps(origin | result, indent=1) + "\n", encoding="utf-8")
+    part.replace(output)
     print(f"wrote {output}")
+
+
+def earlier_rows(output: Path, settings: dict, renew: str) -> list[dict]:
+    """What a script that goes on where it was stopped has measured before.
+
+    Parameters
+    ----------
+    output : path
+        The script's file.
+    settings : dict
+        All that a row depends on. The file has to be of the same.
+    renew : str
+        The command that begins again.
+
+    Returns
+    -------
+    list of dict
+        The file's rows; none if there is no file.
+
+    Raises
+    ------
+    SystemExit
+        If the file is from another version of the script.
+    """
+    if not output.exists():
+        return []
+    found = json.loads(output.read_text(encoding="utf-8"))
+    if found.get("settings") != settings:
+        raise SystemExit(f"{output} is from another version of this script. To renew it: {renew}")
+    return found["rows"]
