@@ -159,11 +159,13 @@ def test_a_cache_that_outgrows_the_memory_is_not_run(decoding: ModuleType) -> No
     assert {name for name, t in row["seconds"].items() if t is None} == {"KV cache"}
 
 
-# --- The script that trains ----------------------------------------------------------------------
+# --- The scripts that train ---------------------------------------------------------------------
 
 
 def train(output: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "benchmarks" / "recall.py", "--quick", "--output", output]
+    """Try the script that the file is named after."""
+    path = ROOT / "benchmarks" / f"{output.stem}.py"
+    command = [sys.executable, path, "--quick", "--output", output]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -200,16 +202,11 @@ def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
     pytest.importorskip("sklearn")
     output = tmp_path / "digits.json"
 
-    def train() -> subprocess.CompletedProcess:
-        script = ROOT / "benchmarks" / "digits.py"
-        command = [sys.executable, script, "--quick", "--output", output]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
     def weights(mixer: str) -> dict[str, np.ndarray]:
         with np.load(tmp_path / f"digits_{mixer}.npz") as arrays:
             return dict(arrays)
 
-    first = train()
+    first = train(output)
     assert first.returncode == 0, first.stderr
     result, before = json.loads(output.read_text(encoding="utf-8")), weights("linear")
     assert "4 runs, 4 left" in first.stdout and len(result["rows"]) == 4
@@ -235,7 +232,7 @@ def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
     # A missing row or a missing file of weights is made again, and the same.
     (tmp_path / "digits_linear.npz").unlink()
     output.write_text(json.dumps(result | {"rows": result["rows"][:-1]}), encoding="utf-8")
-    second = train()
+    second = train(output)
     assert second.returncode == 0 and "4 runs, 2 left" in second.stdout
     again = json.loads(output.read_text(encoding="utf-8"))
     for row, old in zip(again["rows"], result["rows"], strict=True):
@@ -244,7 +241,7 @@ def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
 
     other = result | {"settings": settings | {"version": 0}}
     output.write_text(json.dumps(other), encoding="utf-8")
-    third = train()
+    third = train(output)
     assert third.returncode != 0 and "from another version of this script" in third.stderr
     assert "python benchmarks/digits.py --renew" in third.stderr
     assert json.loads(output.read_text(encoding="utf-8")) == other

@@ -14,6 +14,17 @@ def check_heads(width: int, num_heads: int) -> int:
     return num_heads
 
 
+def check_tokens(name: str, tokens, axes: str) -> None:
+    """Refuse all but a tensor of int64 or int32 with these axes, "B, N" or "B"."""
+    if not isinstance(tokens, torch.Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(tokens).__name__}.")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} must have dtype int64 or int32, got {tokens.dtype}.")
+    if tokens.ndim != len(axes.split(", ")):
+        axes = axes if "," in axes else f"{axes},"
+        raise ValueError(f"{name} must have shape ({axes}), got {tuple(tokens.shape)}.")
+
+
 def check_state(state, kind: type, B: int, H: int) -> None:
     """Refuse all but a NamedTuple of one kind whose tensors are (B, H, ...)."""
     if not isinstance(state, kind):

@@ -9,6 +9,7 @@ from torch import nn
 
 from lesson_code import _arguments
 from lesson_code.torch.logistics import draw_logistic_mixture, logistic_mixture
+from lesson_code.torch.modules._parts import check_tokens
 from lesson_code.torch.modules.blocks import make_blocks
 
 
@@ -128,7 +129,7 @@ class ImageModel(nn.Module):
             If `images` is not (B, N), or a pixel is not in 0 ... L - 1 (on a GPU or compiled, torch
             reports that).
         """
-        self._check("images", images)
+        check_tokens("images", images, "B, N")
         if images.shape[1] != self.num_pixels:
             raise ValueError(
                 f"images must have shape (B, {self.num_pixels}), got {tuple(images.shape)}."
@@ -176,7 +177,7 @@ class ImageModel(nn.Module):
         ValueError
             If `known` is not (B, n) with n below N, or a pixel is not in 0 ... L - 1.
         """
-        self._check("known", known)
+        check_tokens("known", known, "B, N")
         if known.shape[1] >= self.num_pixels:
             raise ValueError(
                 f"known must have fewer than {self.num_pixels} pixels for each image, "
@@ -210,7 +211,7 @@ class ImageModel(nn.Module):
             If `pixel` is not (B,), `state` does not fit it, or no pixel is left (compiled, torch
             reports that).
         """
-        self._check("pixel", pixel, "B,")
+        check_tokens("pixel", pixel, "B")
         if not isinstance(state, ImageState):
             raise TypeError(f"state must be an ImageState, got {type(state).__name__}.")
         if not torch.compiler.is_compiling() and state.position >= self.num_pixels:
@@ -251,7 +252,7 @@ class ImageModel(nn.Module):
             If `known` is not (B, n) with n at most N, a pixel is not in 0 ... L - 1, or `seed` is
             negative.
         """
-        self._check("known", known)
+        check_tokens("known", known, "B, N")
         n = known.shape[1]
         if n > self.num_pixels:
             raise ValueError(
@@ -288,11 +289,3 @@ class ImageModel(nn.Module):
 
     def _mixture(self, x):
         return self.head(self.norm(x))
-
-    def _check(self, name, pixels, axes="B, N"):
-        if not isinstance(pixels, torch.Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(pixels).__name__}.")
-        if pixels.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"{name} must have dtype int64 or int32, got {pixels.dtype}.")
-        if pixels.ndim != (1 if axes == "B," else 2):
-            raise ValueError(f"{name} must have shape ({axes}), got {tuple(pixels.shape)}.")

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from lesson_code import _arguments
+from lesson_code.torch.modules._parts import check_tokens
 from lesson_code.torch.modules.blocks import make_blocks
 
 
@@ -107,12 +108,13 @@ class LanguageModel(nn.Module):
             If `tokens` is not (B, N), a token is not in the vocabulary (on a GPU or compiled, torch
             reports that), or `state` does not fit.
         """
-        self._check("tokens", tokens, "B, N")
+        check_tokens("tokens", tokens, "B, N")
         _arguments.check_flags(return_state=return_state)
-        x = self.blocks(self._embed("tokens", tokens), state=state, return_state=return_state)
-        x, state = x if return_state else (x, None)
-        logits = self.head(self.norm(x))
-        return (logits, state) if return_state else logits
+        read = self.blocks(self._embed("tokens", tokens), state=state, return_state=return_state)
+        if not return_state:
+            return self._logits(read)
+        x, state = read
+        return self._logits(x), state
 
     def step(self, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, tuple]:
         """Read one token.
@@ -135,9 +137,9 @@ class LanguageModel(nn.Module):
         TypeError, ValueError
             As `forward`.
         """
-        self._check("token", token, "B")
+        check_tokens("token", token, "B")
         x, state = self.blocks.step(self._embed("token", token), state)
-        return self.head(self.norm(x)), state
+        return self._logits(x), state
 
     def initial_state(self, batch_size: int) -> tuple:
         """The state before the first token: one for each block.
@@ -191,7 +193,7 @@ class LanguageModel(nn.Module):
             If `prompt` is not (B, N) or empty, `steps` or `seed` is negative, or `temperature`
             negative or not finite, or a token is not in the vocabulary.
         """
-        self._check("prompt", prompt, "B, N")
+        check_tokens("prompt", prompt, "B, N")
         if prompt.shape[1] == 0:
             raise ValueError("prompt must have at least one token for each text, got N = 0.")
         steps = _arguments.check_integer("steps", steps, minimum=0)
@@ -208,18 +210,9 @@ class LanguageModel(nn.Module):
             if i > 0:
                 # Nobody else holds this state, so it may be overwritten.
                 x, state = self.blocks.step_(self._embed("token", text[-1][:, 0]), state)
-                logits = self.head(self.norm(x))
+                logits = self._logits(x)
             text.append(_choose(logits, temperature, generator).to(prompt.dtype))
         return torch.cat(text, dim=1)
-
-    def _check(self, name, tokens, axes):
-        if not isinstance(tokens, torch.Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(tokens).__name__}.")
-        if tokens.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"{name} must have dtype int64 or int32, got {tokens.dtype}.")
-        if tokens.ndim != len(axes.split(", ")):
-            axes = axes if "," in axes else f"{axes},"
-            raise ValueError(f"{name} must have shape ({axes}), got {tuple(tokens.shape)}.")
 
     def _embed(self, name, tokens):
         try:
@@ -228,6 +221,9 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"{name} must be at least 0 and below vocab_size, {self.vocab_size}."
             ) from None
+
+    def _logits(self, x):
+        return self.head(self.norm(x))
 
 
 def _choose(logits, temperature, generator):
