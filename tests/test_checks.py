@@ -152,6 +152,26 @@ def test_same_takes_plain_numbers():
     assert "2 times the reference" in refusal(check_same, lambda x: 2 * mean(x), mean, inputs=draw)
 
 
+@pytest.mark.parametrize("kind", [float, np.float64, np.asarray])
+def test_numbers_are_named_with_five_digits(kind):
+    def draw(rng, N):
+        return kind(rng.normal()), kind(1 / 3)
+
+    check_same(lambda a, b: a + b, lambda a, b: b + a, inputs=draw)
+    message = refusal(check_same, lambda a, b: a * b, lambda a, b: a + b, inputs=draw)
+    assert "With a 0.12573, b 0.33333 your output is wrong" in message
+
+
+def test_outputs_by_name():
+    def both(q, k, v):
+        return {"scores": q @ swap(k), "values": v}
+
+    check_same(both, both)
+    message = refusal(check_same, lambda q, k, v: {**both(q, k, v), "values": -v}, both)
+    assert "your output[values] is wrong" in message
+    assert "Your output is -1 times the reference everywhere" in message
+
+
 def test_arguments_are_called_what_the_function_calls_them():
     def wrong(queries, keys, values):
         return global_state(queries, keys, values)

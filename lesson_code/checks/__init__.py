@@ -25,11 +25,15 @@ The functions may return NumPy arrays or torch tensors; for tensors, let ``input
 Two results agree when half the digits of their dtype do (1.5e-8 in float64, 3.5e-4 in float32,
 relative to the value and to the largest one), so that rounding is never an error.
 
+:func:`check_exercise` knows the book's exercises by their labels, and what readers often get wrong
+in them; it says where in the chapter to look.
+
 Every check also refuses a function that raises, returns None, or changes its inputs in place.
 """
 
 from lesson_code.checks._calling import random_qkv
 from lesson_code.checks.causal import check_causal
+from lesson_code.checks.exercises import check_exercise
 from lesson_code.checks.gradients import check_gradients
 from lesson_code.checks.linear_cost import check_linear_cost
 from lesson_code.checks.same import check_same
@@ -37,6 +41,7 @@ from lesson_code.checks.streaming import check_streaming
 
 __all__ = [
     "check_causal",
+    "check_exercise",
     "check_gradients",
     "check_linear_cost",
     "check_same",

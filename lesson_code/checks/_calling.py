@@ -1,6 +1,7 @@
 """Drawing arguments and calling functions: all that knows about NumPy and torch."""
 
 import inspect
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -31,7 +32,8 @@ def random_qkv(
     >>> q.shape, k.shape, v.shape
     ((7, 5), (7, 5), (7, 3))
     """
-    return tuple(rng.normal(size=(*leading, N, width)) for width in (D, D, M))
+    q, k, v = (rng.normal(size=(*leading, N, width)) for width in (D, D, M))
+    return q, k, v
 
 
 def to_numpy(x):
@@ -114,10 +116,11 @@ def cases(fn, inputs, seed, *sizes):
 
 def names_of(fn, count):
     """The names that the function itself gives to its arguments, if it has that many."""
+    parameters: Iterable[inspect.Parameter] = []  # built-in functions have no signature
     try:
         parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # built-in functions have no signature
-        parameters = []
+    except (TypeError, ValueError):
+        pass
     names = [x.name for x in parameters if x.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
     return names[:count] if len(names) >= count else [f"input {i}" for i in range(count)]
 
@@ -142,10 +145,16 @@ def length_of(args, axes):
 
 
 def describe(names, args):
-    return ", ".join(
-        f"{name} {tuple(x.shape) if is_array(x) else x!r}"
-        for name, x in zip(names, args, strict=True)
-    )
+    return ", ".join(f"{name} {shown(x)}" for name, x in zip(names, args, strict=True))
+
+
+def shown(x):
+    """The shape of an array; a number to five digits; anything else as Python writes it."""
+    if is_array(x):
+        if x.shape:
+            return str(tuple(x.shape))
+        x = x.item()
+    return repr(float(f"{x:.5g}")) if isinstance(x, float) else repr(x)
 
 
 def run(fn, names, args, *, overflow="ignore", **keywords):

@@ -11,7 +11,7 @@ from lesson_code.checks._agreement import row_factors, same
 
 def cause_of_shape(a, b, tolerance):
     """A likely cause of the difference between two shapes."""
-    if a.ndim > 1 and a.shape == np.swapaxes(b, -1, -2).shape:
+    if a.ndim > 1 and b.ndim > 1 and a.shape == np.swapaxes(b, -1, -2).shape:
         if same(a, np.swapaxes(b, -1, -2), tolerance):
             return "Your output is the transpose."
         return "Is your output transposed?"
@@ -24,13 +24,16 @@ def cause_of_shape(a, b, tolerance):
     return "Write the shape of each line's result beside it."
 
 
-def cause(a, b, tolerance):
-    """A likely cause of the difference between an output and what was expected, or ''."""
+def cause(a, b, tolerance, in_time=True):
+    """A likely cause of the difference between an output and what was expected, or ''.
+
+    Without ``in_time`` the axis -2 is any axis, such as the rows of a state.
+    """
     if not a.any():
         return "Your output is zero everywhere."
     lost = ~np.isfinite(a) & np.isfinite(b)
     if lost.any():
-        if a.ndim > 1 and lost[..., 0, :].all() and not lost[..., 1:, :].any():
+        if in_time and a.ndim > 1 and lost[..., 0, :].all() and not lost[..., 1:, :].any():
             return (
                 "Only position 0 is not finite: it sees no token at all, and 0/0 is NaN. The mask "
                 "must keep the diagonal, j <= t."
@@ -40,10 +43,14 @@ def cause(a, b, tolerance):
         )
     factor = (a * b).sum() / (b * b).sum()
     if same(a, factor * b, tolerance) and f"{factor:.5g}" != "1":
-        return (
-            f"Your output is {factor:.5g} times the reference everywhere: is a scale missing, or "
-            "applied twice?"
-        )
+        # One number alone is a multiple of any other: only 2, 1/3 or -1 times says something.
+        if a.size > 1:
+            return (
+                f"Your output is {factor:.5g} times the reference everywhere: is a scale missing, "
+                "or applied twice?"
+            )
+        if any(np.isclose(x, np.round(x), rtol=1e-9, atol=0) for x in (factor, 1 / factor)):
+            return f"Your output is {factor:.5g} times the reference."
     if a.ndim < 2:
         return ""
     if a.shape[-1] == a.shape[-2] > 1 and same(a, np.swapaxes(b, -1, -2), tolerance):
@@ -55,7 +62,7 @@ def cause(a, b, tolerance):
         return (
             "Your columns sum to one, but the rows should: normalize over the last axis, the keys."
         )
-    return _cause_in_time(a, b, tolerance) or _small_difference(a, b)
+    return (in_time and _cause_in_time(a, b, tolerance)) or _small_difference(a, b)
 
 
 def _cause_in_time(a, b, tolerance):

@@ -147,7 +147,7 @@ def _cause_of_leak(position, seen, N, loud, out, before, tolerance):
         )
     if len(seen) < N - 1 - position:
         return f"The later positions that it sees: {', '.join(map(str, seen)) or 'none alone'}."
-    rows = np.float64(out)[..., None, :], np.float64(before)[..., None, :]
+    rows = np.asarray(out, float)[..., None, :], np.asarray(before, float)[..., None, :]
     if np.isfinite(rows[0]).all() and row_factors(*rows, tolerance) is not None:
         return (
             "It sees every later position, but only its size changes, not its direction: a "

@@ -127,8 +127,8 @@ def _pullback(fn, names, args):
     """The output, and the function that takes its gradient to the gradients of the inputs."""
     result = run(fn, names, args)
     if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):
-        out, pullback = result
-        return to_numpy(out), lambda grad_out: pullback(like(grad_out, out))
+        out, given = result
+        return to_numpy(out), lambda grad_out: given(like(grad_out, out))
     if not hasattr(result[0] if isinstance(result, tuple) else result, "detach"):
         raise AssertionError(
             "Your function must return the pair (out, pullback), where pullback(grad_out) returns "
@@ -153,8 +153,8 @@ def _pullback(fn, names, args):
     def pullback(grad_out):
         floats = [x for x in args if is_float(x)]
         found = torch.autograd.grad(out, floats, like(grad_out, out), materialize_grads=True)
-        found = iter(found)
-        return [next(found) if is_float(x) else None for x in args]
+        in_order = iter(found)
+        return [next(in_order) if is_float(x) else None for x in args]
 
     return to_numpy(out), pullback
 

@@ -42,7 +42,7 @@ def check_linear_cost(fn: Callable, *, inputs: Callable | None = None, seed: int
     AssertionError: Memory grows with N²: ...
     """
     sizes = (501, 1002, 2004)
-    peaks = []
+    peaks: list[int] = []
     for N in sizes:
         ((names, args),) = cases(fn, inputs, seed, (N, {}))
         if not peaks:

@@ -1,6 +1,7 @@
 """The same output as a reference function."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -55,20 +56,24 @@ def check_same(
     AssertionError: With q (7, 5), ... is 0.5 times the reference everywhere: is a scale missing...
     """
     passed = None
-    sizes = (7, {}), (1, {}), (2, {}), (13, {"D": 3, "M": 6}), (131, {})
+    sizes: tuple = (7, {}), (1, {}), (2, {}), (13, {"D": 3, "M": 6}), (131, {})
     for names, args in cases(fn, inputs, seed, *sizes, (9, {"leading": (2, 4)})):
         expected = reference(*map(copy_of, args))
         try:
             result = run(fn, names, args)
-            _compare(result, expected, reference, names, args)
+            compare(result, expected, reference, names, args)
         except AssertionError as error:
             if passed is None:
                 raise
-            raise AssertionError(f"{error} {_what_is_new(passed, args)}") from error
+            raise AssertionError(f"{error} {what_is_new(passed, args)}") from error
         passed = passed or args
 
 
-def _compare(result, expected, reference, names, args):
+def compare(result, expected, reference, names, args, why=None, in_time=True):
+    """Refuse a result that is not the expected one; ``why`` is the cause where it is known.
+
+    Without ``in_time`` the axis -2 of an output is not taken for time.
+    """
     where = f"With {describe(names, args)} your"
     kinds = [
         f"a {type(x).__name__} of {len(x)}" if isinstance(x, tuple | list) else "one array"
@@ -79,18 +84,21 @@ def _compare(result, expected, reference, names, args):
         if kinds[0] == kinds[1]:  # they differ inside, as (out, S) and (out, (S, z)) do
             kinds = [", ".join(name for name, _ in leaves) or "nothing" for leaves in (got, want)]
         raise AssertionError(f"{where} function returns {kinds[0]} where {kinds[1]} is expected.")
+    explain = partial(_cause, reference, names, args, in_time) if why is None else lambda *_: why
     for (_, a), (name, b) in zip(got, want, strict=True):
-        _compare_arrays(a, b, f"{where} {name}", reference, names, args)
+        _compare_arrays(a, b, f"{where} {name}", explain, in_time)
 
 
-def _compare_arrays(a, b, what, reference, names, args):
+def _compare_arrays(a, b, what, explain, in_time):
     a, b = (x if is_array(x) else np.asarray(x) for x in (a, b))
     dtypes, tolerance = [dtype_name(x) for x in (a, b)], tolerance_of(a, b)
     a, b = to_numpy(a), to_numpy(b)
     if a.shape != b.shape:
-        raise AssertionError(
-            f"{what} has shape {a.shape}, {b.shape} is expected. {cause_of_shape(a, b, tolerance)}"
-        )
+        why = explain(a, b, tolerance)
+        message = f"{what} has shape {a.shape}, {b.shape} is expected. {why}"
+        raise AssertionError(message.rstrip())
+    if a.dtype.kind in "SU" and b.dtype.kind in "biufc":
+        raise AssertionError(f"{what} is text, {str(a.flat[0])!r:.40}, where numbers are expected.")
     if dtypes[0] != dtypes[1] and b.dtype.kind == "f":
         raise AssertionError(
             f"{what} has dtype {dtypes[0]}, {dtypes[1]} is expected: the output keeps the dtype of "
@@ -100,19 +108,27 @@ def _compare_arrays(a, b, what, reference, names, args):
     wrong = ~close(a, b, tolerance)
     if wrong.any():
         index = first(wrong)
-        position = f" (position {index[-2]})" if a.ndim > 1 else ""
-        with np.errstate(all="ignore"):
-            why = _cause_by_reference(a, reference, names, args) or cause(a, b, tolerance)
+        at = f" at index {index}" if index else ""
+        at += f" (position {index[-2]})" if in_time and a.ndim > 1 else ""
         digits = 5 if f"{a[index]:.5g}" != f"{b[index]:.5g}" else 12
         raise AssertionError(
-            f"{what} is wrong, first at index {index}{position}: expected {b[index]:.{digits}g}, "
-            f"got {a[index]:.{digits}g}. {why}".rstrip()
+            f"{what} is wrong{', first' * bool(at)}{at}: expected {b[index]:.{digits}g}, "
+            f"got {a[index]:.{digits}g}. {explain(a, b, tolerance)}".rstrip()
         )
+
+
+def _cause(reference, names, args, in_time, a, b, tolerance):
+    if a.shape != b.shape:
+        return cause_of_shape(a, b, tolerance)
+    with np.errstate(all="ignore"):
+        return _cause_by_reference(a, reference, names, args) or cause(a, b, tolerance, in_time)
 
 
 def _cause_by_reference(a, reference, names, args):
     """Ask the reference what it would return after typical mistakes with its first two inputs."""
     if len(args) < 2 or not all(map(is_float, args[:2])) or args[0].shape != args[1].shape:
+        return ""
+    if not args[0].shape:  # numbers have no D
         return ""
     (q, k, *rest), root = args, float(args[0].shape[-1]) ** 0.5
     mistakes = {
@@ -125,12 +141,13 @@ def _cause_by_reference(a, reference, names, args):
             other = output_of(reference(*map(copy_of, changed), *map(copy_of, rest)))
         except Exception:  # exchanged inputs may be out of bounds
             continue
-        if same(a, other, tolerance_of(*args[:2])):
+        # What is no array of numbers, such as a dictionary, cannot be what came out.
+        if other.dtype.kind in "biuf" and same(a, other, tolerance_of(*args[:2])):
             return f"Your output is {mistake}."
     return ""
 
 
-def _what_is_new(passed, args):
+def what_is_new(passed, args):
     """Compare the case that failed with the first one, which passed."""
     before, now = ([x.shape for x in case if is_array(x)] for case in (passed, args))
     if before and len(now[0]) > len(before[0]):

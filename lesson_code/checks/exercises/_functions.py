@@ -1,0 +1,178 @@
+"""Trying a function that a reader wrote, and recognizing the mistake that it makes."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+
+import numpy as np
+
+from lesson_code.checks._agreement import same, tolerance_of
+from lesson_code.checks._calling import (
+    copy_of,
+    is_array,
+    is_float,
+    leaves_of,
+    names_of,
+    random_qkv,
+    run,
+    to_numpy,
+)
+from lesson_code.checks.same import compare, what_is_new
+from lesson_code.checks.streaming import check_streaming
+
+# Equal lengths and widths among them: there an axis that is mistaken for another one fits.
+SIZES: tuple[tuple[int, dict], ...] = (
+    (7, {}),
+    (1, {}),
+    (2, {}),
+    (4, {"D": 4, "M": 4}),
+    (13, {"D": 3, "M": 6}),
+    (131, {}),
+    (9, {"leading": (2, 4)}),
+)
+
+
+def is_stub(fn):
+    """Whether nothing is written yet: only ``...``, ``pass`` or a docstring."""
+    if inspect.isclass(fn):  # as a class is a stub if it has no method, or one that is a stub
+        methods = [x for x in vars(fn).values() if inspect.isfunction(x)]
+        return not methods or any(map(is_stub, methods))
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return False
+    ignored = {"RESUME", "NOP", "CACHE", "COPY_FREE_VARS", "MAKE_CELL"}
+    steps = [x for x in dis.get_instructions(code) if x.opname not in ignored]
+    names = [x.opname for x in steps]
+    if names not in (["RETURN_CONST"], ["LOAD_CONST", "RETURN_VALUE"]):
+        return False
+    return steps[0].argval is None and fn.__name__ != "<lambda>"
+
+
+def cases_of(part):
+    """The arguments of each case: many sizes, then those that are special to the exercise."""
+    inputs = part.inputs or random_qkv
+    parameters = inspect.signature(inputs).parameters
+    cases = []
+    for i, (N, shape) in enumerate(SIZES):
+        if "leading" in shape and "leading" not in parameters:
+            continue
+        known = {key: value for key, value in shape.items() if key in parameters}
+        cases.append(inputs(np.random.default_rng([i, 0]), N, **known))
+    for i, special in enumerate(part.special):
+        cases.append(special(np.random.default_rng([i, 1])))
+    return [(x,) if is_array(x) else tuple(x) for x in cases]
+
+
+def check_function(part, fn, exercise):
+    """Refuse a function unless it does what the part asks for; return a line on what was tried."""
+    if not callable(fn):
+        raise AssertionError(
+            f"{exercise.label}: {part.name} must be a function, it is of type {type(fn).__name__}. "
+            f"Pass {part.name} itself, without calling it."
+        )
+    view = part.view or (lambda f: f)
+    trials = Trials(view(fn), view(part.reference), cases_of(part), in_time=bool(part.unit))
+    error = trials.first_error()
+    if error:
+        mistakes = [(mistake, view(mistake.what)) for mistake in part.mistakes]
+        mistake = trials.recognize(mistakes)
+        if mistake is None:
+            raise AssertionError(
+                f"{exercise.label}: {error} {exercise.look_at(part.section)}"
+            ) from error
+        raise AssertionError(
+            f"{exercise.label}: {mistake.message} {exercise.look_at(mistake.section)} "
+            f"{trials.first_error(why='')}"
+        ) from error
+    for further in part.further:
+        try:
+            # No exercise asks for sequences of length 0, at which a loop has nothing to stack.
+            options = {"empty_pieces": False} if further.check is check_streaming else {}
+            further.check(view(fn), inputs=further.inputs or part.inputs, **options)
+        except AssertionError as error:
+            raise AssertionError(
+                f"{exercise.label}: {error} {exercise.look_at(further.section)}"
+            ) from error
+    return _what_was_tried(part, trials)
+
+
+def _what_was_tried(part, trials):
+    inputs = part.inputs or random_qkv
+    line = f"{len(trials.cases)} inputs"
+    if part.unit:
+        line += f" of 1 to {max(N for N, _ in SIZES)} {part.unit}"
+    if "leading" in inspect.signature(inputs).parameters:
+        line += ", with leading dimensions too"
+    names = [further.check.__name__ for further in part.further]
+    return line + ("; it passes " + " and ".join(names) if names else "")
+
+
+class Raised:
+    """Stands for the result of a call that failed."""
+
+
+class Trials:
+    """What a function and its reference return in every case."""
+
+    def __init__(self, fn, reference, cases, in_time):
+        self.fn, self.reference, self.cases, self.in_time = fn, reference, cases, in_time
+        self.expected = [reference(*map(copy_of, args)) for args in cases]
+        self.names = [names_of(fn, len(args)) for args in cases]
+
+    def first_error(self, why=None):
+        """What is wrong in the first case that goes wrong, or None."""
+        passed = None
+        for names, args, expected in zip(self.names, self.cases, self.expected, strict=True):
+            try:
+                result = run(self.fn, names, args)
+                compare(result, expected, self.reference, names, args, why, self.in_time)
+            except AssertionError as error:
+                if passed is None or why is not None:
+                    return error
+                return AssertionError(f"{error} {what_is_new(passed, args)}")
+            passed = passed or args
+        return None
+
+    def recognize(self, mistakes):
+        """The mistake that gives what the function gives, wherever either is wrong; or None."""
+        results = [self._attempt(self.fn, i) for i in range(len(self.cases))]
+        best, most = None, 0
+        for mistake, wrong in mistakes:
+            score = 0
+            for i, (got, right) in enumerate(zip(results, self.expected, strict=True)):
+                other = self._attempt(wrong, i)
+                if got is Raised and other is Raised:
+                    continue
+                if not agree(got, other):
+                    score -= 1
+                elif not agree(got, right):
+                    score += 1
+            if score > most:
+                best, most = mistake, score
+        return best
+
+    def _attempt(self, fn, i):
+        try:
+            return run(fn, self.names[i], self.cases[i])
+        except AssertionError:
+            return Raised
+
+
+def agree(a, b):
+    """Whether two results, arrays or tuples of arrays, are the same."""
+    if a is Raised or b is Raised:
+        return a is b
+    a, b = leaves_of(a, ""), leaves_of(b, "")
+    if len(a) != len(b):
+        return False
+    for (_, x), (_, y) in zip(a, b, strict=True):
+        x, y = (item if is_array(item) else np.asarray(item) for item in (x, y))
+        tolerance = tolerance_of(*filter(is_float, (x, y))) if is_float(x) else 1e-8
+        x, y = to_numpy(x), to_numpy(y)
+        if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
+            return False
+        with np.errstate(all="ignore"):
+            if not same(x.astype(np.float64), y.astype(np.float64), tolerance):
+                return False
+    return True
