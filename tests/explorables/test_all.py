@@ -1,0 +1,128 @@
+"""What holds for every explorable, whatever it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.explorables.conftest import NARROW, WIDE, explorables
+
+FIGURES = list(explorables())
+
+# Where something is wider than its box, or cannot be reached, or has no name.
+FAULTS = r"""root => {
+  const faults = [], box = root.getBoundingClientRect(), page = document.documentElement;
+  const name = node => node.outerHTML.slice(0, 140);
+  if (page.scrollWidth > page.clientWidth + 1) faults.push(`page of ${page.scrollWidth} px`);
+  for (const node of root.querySelectorAll("*")) {
+    if (node.closest(".explorable-scroll table") || !node.getClientRects().length) continue;
+    const {left, right} = node.getBoundingClientRect();
+    if (left < box.left - 1 || right > box.right + 1) faults.push(`sticks out: ${name(node)}`);
+  }
+  for (const text of root.querySelectorAll("svg text")) {
+    const inside = text.getBoundingClientRect();
+    const drawing = text.closest("svg").getBoundingClientRect();
+    if (inside.left < drawing.left - 1 || inside.right > drawing.right + 1 ||
+        inside.top < drawing.top - 3 || inside.bottom > drawing.bottom + 3)
+      faults.push(`text is cut off: ${text.textContent}`);
+  }
+  for (const control of root.querySelectorAll("button, input, select, textarea")) {
+    const target = control.type === "radio" ? control.labels[0] : control;
+    const {width, height} = target.getBoundingClientRect();
+    if (height < 24 || width < 24) faults.push(`too small for a finger: ${name(control)}`);
+    if (!control.labels?.length && !control.ariaLabel && !control.textContent.trim())
+      faults.push(`has no name: ${name(control)}`);
+  }
+  for (const drawing of root.querySelectorAll("svg"))
+    if (drawing.getAttribute("role") !== "img" || (drawing.ariaLabel || "").length < 20)
+      faults.push(`a drawing without words: ${name(drawing)}`);
+  for (const output of root.querySelectorAll("output"))
+    if (output.ariaLive !== "off") faults.push(`read aloud at every change: ${name(output)}`);
+  if (root.querySelectorAll("[role=status]").length !== 1) faults.push("not one place for news");
+  const names = [...root.querySelectorAll("[data-name]")].map(node => node.dataset.name);
+  if (new Set(names).size !== names.length) faults.push(`a name stands twice: ${names}`);
+  return faults;
+}"""
+
+
+# What stands in fields, drawings and tables.
+STATE = """root => [
+  ...[...root.querySelectorAll("input")].map(({type, checked, value}) =>
+    type === "radio" ? checked : value),
+  ...[...root.querySelectorAll("svg")].map(drawing => drawing.innerHTML),
+  ...[...root.querySelectorAll("td, output, .explorable-said")].map(node => node.textContent),
+]"""
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("figure", FIGURES)
+def test_it_fits(explore, figure: str, width: int, tmp_path: Path) -> None:
+    driver = explore(figure, width)
+    assert driver.root.evaluate(FAULTS) == []
+    if width == NARROW:  # the narrowest phone, or a page at 400 %
+        driver.page.set_viewport_size({"width": 320, "height": 900})
+        driver.settle()
+        assert driver.root.evaluate(FAULTS) == []
+        driver.page.set_viewport_size({"width": NARROW, "height": 900})
+        driver.settle()
+    picture = driver.root.screenshot(path=tmp_path / f"{figure}_{width}.png")
+    assert len(picture) > 5_000  # more than an empty box
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_the_keyboard_alone_drives_it(explore, figure: str) -> None:
+    driver = explore(figure)
+    first = driver.root.evaluate(STATE)
+    controls = driver.root.locator("button:enabled, input[type=range], input[type=number]")
+    assert controls.count()
+    before = driver.root.inner_html()
+    driver.root.locator("button:enabled, input").first.focus()
+    for _ in range(40):
+        focused = driver.page.evaluate("document.activeElement.closest('.explorable') !== null")
+        if not focused or driver.root.inner_html() != before:
+            break
+        kind = driver.page.evaluate("document.activeElement.type")
+        driver.page.keyboard.press("Enter" if kind == "button" else "ArrowUp")
+        driver.settle()
+        if driver.root.inner_html() == before:
+            driver.page.keyboard.press("ArrowDown")
+            driver.settle()
+        driver.page.keyboard.press("Tab")
+    assert driver.root.inner_html() != before
+    reset = driver.part("reset")
+    if not reset.count():  # sliders alone, which show where they stood
+        assert driver.root.locator("input[type=number], .explorable-handle").count() == 0
+        return
+    assert driver.root.evaluate(STATE) != first
+    assert reset.inner_text() == "start again"
+    driver.keys("reset", "Enter")
+    assert driver.root.evaluate(STATE) == first
+
+
+def test_a_screen_reader_is_told_when_a_drag_rests(explore) -> None:
+    driver = explore("fig-two-brackets")
+    told = driver.root.locator("[role=status]")
+    first = told.inner_text()
+    driver.slide("N", "1,048,576")  # through all positions
+    assert driver.said() != first and told.inner_text() == first
+    driver.page.wait_for_function("words => words[0] === words[1].innerText", arg=[
+        driver.said(), told.element_handle()])  # fmt: skip
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_paper_shows_the_picture(explore, figure: str) -> None:
+    driver = explore(figure)
+    picture = driver.page.locator(f"#{figure} img")
+    assert driver.root.is_visible() and not picture.is_visible()
+    driver.page.emulate_media(media="print")
+    assert picture.is_visible() and not driver.root.is_visible()
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_without_scripts_the_picture_stands(site: Path, browser, figure: str) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto((site / explorables()[figure]).as_uri())
+    assert page.locator(f"#{figure} img").is_visible()
+    assert page.locator(".explorable").count() == 0
+    page.close()

@@ -1,0 +1,164 @@
+"""One stream, five rules: states, weights and reads are those of lesson_code.numpy."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import lesson_code.numpy as ln
+from tests.explorables.conftest import ROOT
+
+RULES = ["plain", "decay", "gate", "delta", "gated delta"]
+START = {
+    "keys": [[1, 0], [0, 1], [0, 1], [1, 0], [0.6, 0.8], [0, 1]],
+    "values": [10, 30, 30, 50, 60, 20],
+    "gamma": 0.5, "beta": 1.0, "closes": 6, "alpha": 0.1, "channels": "1 and 2",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stream(explore):
+    return explore("fig-token-weights")
+
+
+def expected(k, v, q, *, gamma, beta, closes, alpha, channels):
+    """The five rules on values v (N, M): what q reads after each token, and the last state."""
+    N = len(k)
+    log_decay, step = np.zeros(N), np.full(N, float(beta))
+    with np.errstate(divide="ignore"):
+        log_decay[closes - 1 : closes] = np.log(alpha)
+    gates = np.repeat(log_decay[:, None], 2, axis=1)
+    gates[:, {"1 and 2": [], "1": [1], "2": [0]}[channels]] = 0
+    q, state = np.tile(q, (N, 1)), {"return_state": True}
+    plain = ln.linear_attention(
+        q, k, v, feature_map=ln.identity, causal=True, normalize=False, **state
+    )
+    return [
+        (plain[0], plain[1].S),
+        ln.retention(q, k, v, gamma, **state),
+        ln.gated_linear_attention(q, k, v, gates, **state),
+        ln.delta_rule(q, k, v, step, form="recurrent", **state),
+        ln.gated_delta_rule(q, k, v, step, log_decay, form="recurrent", **state),
+    ]
+
+
+def put(stream, knobs) -> None:
+    stream.type("keys", knobs["keys"])
+    stream.type("values", [[x] for x in knobs["values"]])
+    stream.slide("gamma", f"{knobs['gamma']:.2f}")
+    stream.slide("beta", f"{knobs['beta']:.2f}")
+    stream.slide("closes", f"token {knobs['closes']}" if knobs["closes"] else "never")
+    stream.slide("alpha", f"{knobs['alpha']:.2f}")
+    stream.choose("channels", knobs["channels"])
+
+
+def compare(stream, knobs, t: int, asked: int) -> None:
+    """Everything that is shown after token t, for the key of token `asked`."""
+    stream.slide("t", t)
+    stream.choose("asked", str(asked))
+    k, v = np.array(knobs["keys"], float), np.array(knobs["values"], float)
+    q, rest = k[asked - 1], {x: knobs[x] for x in knobs if x not in ("keys", "values")}
+    rest["closes"] = rest["closes"] if rest["closes"] and rest["closes"] <= t else t + 1
+    weights = np.array([out[-1] for out, _ in expected(k[:t], np.eye(t), q, **rest)]).T
+    found = expected(k[:t], v[:t, None], q, **rest)
+    states = np.array([S[:, 0] for _, S in found]).T
+    own = np.arange(t) == asked - 1
+    same = (k[:t] == q).all(axis=1) & ~own
+    parts = [(weights * v[:t, None])[which].sum(axis=0) for which in (own, same, ~own & ~same)]
+    reads = [out[-1, 0] for out, _ in found]
+    assert stream.matrix("weights") == rounded(weights, 2)
+    assert stream.matrix("sums") == rounded(np.array([*states, *parts, reads]), 1)
+
+
+def rounded(numbers, digits: int):
+    """To half a unit of the last digit shown; from a million on two digits are shown."""
+    half = 0.5 * 10.0**-digits
+    return [[pytest.approx(x, rel=0.05 if abs(x) > 9e5 else 0, abs=half * 1.0001) for x in row]
+            for row in numbers]  # fmt: skip
+
+
+def test_it_begins_as_the_picture(stream) -> None:
+    cells = json.loads((ROOT / "book/15_family.ipynb").read_text(encoding="utf-8"))["cells"]
+    [source] = ["".join(c["source"]) for c in cells if "(N, N)" in "".join(c["source"])
+                and "gated_delta_rule(q, k, each" in "".join(c["source"])]  # fmt: skip
+    names = {"np": np, "ln": ln}
+    exec(source, names)
+    assert list(names["weights"]) == RULES
+    drawn = np.array([out[-1] for out in names["weights"].values()]).T
+    assert stream.matrix("weights") == rounded(drawn, 2)
+    assert stream.matrix("sums")[-1] == rounded([names["v"] @ drawn], 1)[0]
+    compare(stream, START, 6, 1)
+
+
+@pytest.mark.parametrize("t, asked", [(1, 1), (3, 2), (4, 1), (5, 5), (5, 2), (6, 4)])
+def test_every_token_of_the_first_stream(stream, t: int, asked: int) -> None:
+    compare(stream, START, t, asked)
+
+
+def test_bars_are_as_long_as_what_is_read(stream) -> None:
+    compare(stream, START, 6, 1)
+    bars = stream.part("history").locator('rect[fill-opacity="1"]')
+    length = {}
+    for bar in bars.all():  # those of a panel stand on top of each other
+        x, height = float(bar.get_attribute("x")), float(bar.get_attribute("height"))
+        length[x] = length.get(x, 0) + height
+    lengths, reads = np.array([length[x] for x in sorted(length)]), stream.matrix("sums")[-1]
+    assert lengths / lengths[0] == pytest.approx(np.array(reads) / reads[0], abs=2e-3)
+
+
+def test_random_streams(stream) -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(4):
+        knobs = {
+            "keys": rng.integers(-15, 16, (6, 2)) / 10,
+            "values": rng.integers(-990, 991, 6) / 10,
+            "gamma": rng.integers(1, 21) / 20, "beta": rng.integers(0, 41) / 20,
+            "closes": int(rng.integers(0, 7)), "alpha": rng.integers(0, 21) / 20,
+            "channels": str(rng.choice(["1 and 2", "1", "2"])),
+        }  # fmt: skip
+        knobs["keys"][4] = knobs["keys"][1]  # a key is written twice
+        put(stream, knobs)
+        for t, asked in ((6, 2), (4, 5), (int(rng.integers(1, 7)), int(rng.integers(1, 7)))):
+            compare(stream, knobs, t, asked)
+
+
+def test_awkward_streams(stream) -> None:
+    zero = START | {"keys": np.zeros((6, 2)), "alpha": 0.0, "closes": 2}
+    put(stream, zero)
+    compare(stream, zero, 6, 1)
+    assert "is 0, and reads 0" in stream.said()
+    large = {**START, "keys": [[9, -9], [9, 9], [-9, 0], [9, 9], [0.1, 9], [9, 9]], "beta": 2.0}
+    put(stream, large)
+    compare(stream, large, 6, 2)
+    assert "At token 1 β |k|² is 324.00, above 2" in stream.said()
+    stream.slide("t", 0)
+    assert stream.matrix("weights") == []
+    assert np.all(np.array(stream.matrix("sums")) == 0)
+    assert "every key reads 0" in stream.said()
+
+
+def test_bad_numbers_are_not_taken(stream) -> None:
+    stream.press("reset")
+    put(stream, START)
+    field = stream.part("keys").locator("input").first
+    for bad in ("", "99", "-9.1"):
+        field.fill(bad)
+        stream.settle()
+        assert field.get_attribute("aria-invalid") == "true"
+        compare(stream, START, 6, 1)
+    field.blur()
+    assert field.input_value() == "1"
+
+
+def test_the_stream_can_be_stepped_and_taken_back(stream) -> None:
+    stream.press("reset")
+    stream.slide("t", 0)
+    stream.press("t-next", 4)
+    assert "Token 4 writes [1, 0] → 50." in stream.root.inner_text()
+    assert stream.said().startswith(
+        "After token 4 the value written last at the key of token 1 is 50"
+    )
+    stream.press("t-back")
+    assert "Token 3 writes [0, 1] → 30." in stream.root.inner_text()

@@ -1,0 +1,42 @@
+"""Both orders of brackets: what is shown is what lesson_code.costs counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from lesson_code import costs
+
+
+@pytest.fixture(scope="module")
+def matrix(explore):
+    return explore("fig-two-brackets")
+
+
+@pytest.mark.parametrize("N, D", [(512, 64), (8, 256), (128, 128), (1_048_576, 4)])
+def test_the_counts_are_those_of_the_package(matrix, N: int, D: int) -> None:
+    matrix.slide("N", f"{N:,}")
+    matrix.slide("D", D)
+    assert matrix.number("quadratic-middle") == costs.attention_matrix_entries(N)
+    assert matrix.number("linear-middle") == costs.state_entries(D, D)
+    assert matrix.number("quadratic-operations") == costs.quadratic_operations(N, D, D).total
+    assert matrix.number("linear-operations") == costs.linear_operations(N, D, D).total
+    assert matrix.number("quadratic-bytes") == 4 * costs.quadratic_memory(N, D)
+    assert matrix.number("linear-bytes") == 4 * costs.linear_memory(N, D, D)
+    assert matrix.number("crossover") == costs.crossover(D, D)
+
+
+def test_rectangles_are_to_one_scale(matrix) -> None:
+    matrix.slide("N", "256")
+    matrix.slide("D", 32)
+    (square, _), (_, state) = (
+        [rectangle.bounding_box()["width"] for rectangle in matrix.part(way).locator("rect").all()]
+        for way in ("quadratic", "linear")
+    )
+    assert square / state == pytest.approx(256 / 32, rel=0.1)
+
+
+def test_it_says_which_order_is_cheaper(matrix) -> None:
+    matrix.slide("D", 64)
+    for N, words in ((32, "Through the matrix"), (128, "Through the state")):
+        matrix.slide("N", N)
+        assert matrix.said().startswith(words)
