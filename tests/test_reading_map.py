@@ -1,0 +1,201 @@
+"""The heads of the chapters, the map drawn from them, and the routes of the first page agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import reading_map
+from bs4 import BeautifulSoup
+from reading_map import LAYOUTS, SENTENCES, Layout, arrows, head, minutes
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAPTERS = {chapter.number: chapter for chapter in reading_map.read_chapters(ROOT)}
+NUMBERS = {chapter.label: number for number, chapter in CHAPTERS.items()}
+INDEX = (ROOT / "book" / "index.md").read_text(encoding="utf-8")
+AFTERNOON = [1, 2, 3, 4]
+
+
+def in_words(total: int) -> str:
+    """`2 hours and 35 minutes`."""
+    hours, rest = divmod(total, 60)
+    return f"{hours} hours" + (f" and {rest} minutes" if rest else "")
+
+
+def routes() -> dict[str, list[int]]:
+    """The chapters of each route; all begin with those of the first."""
+    cards = re.findall(r":::\{grid-item-card\} ([^\n]+)\n(.*?)\n:::", INDEX, re.DOTALL)
+    found = {}
+    for title, text in cards:
+        if listed := re.findall(r"^- \{ref\}`([\w-]+)`$", text, re.MULTILINE):
+            before = AFTERNOON if "The afternoon, and then" in text else []
+            found[title] = sorted(before + [NUMBERS[label] for label in listed])
+    return found
+
+
+# --- The heads ---------------------------------------------------------------------------------
+
+
+def test_there_are_all_chapters() -> None:
+    assert list(CHAPTERS) == list(range(1, 19))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS.values(), ids=lambda chapter: chapter.label)
+def test_a_chapter_says_what_it_needs_and_how_long_it_takes(
+    chapter: reading_map.Chapter, site: Path
+) -> None:
+    assert chapter.needs <= set(range(1, chapter.number)), "it may need earlier chapters alone"
+    assert chapter.needs or chapter.number == 1
+    assert 20 <= chapter.minutes <= 90
+    assert 1.5 * chapter.minutes < chapter.minutes_with_exercises < 6 * chapter.minutes
+    page = BeautifulSoup((site / f"{chapter.docname}.html").read_text("utf-8"), "html.parser")
+    [paragraph] = page.select("article .chapter-needs")
+    assert SENTENCES.fullmatch(" ".join(paragraph.get_text().split()))
+    before = paragraph.find_all_previous(["h2", "pre", "figure"])
+    assert not [tag for tag in before if page.article in tag.parents], "it stands at the head"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("40 minutes", 40), ("an hour", 60), ("two and a half hours", 150), ("three", 180)],
+)
+def test_times(text: str, expected: int) -> None:
+    assert minutes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["a while", "minutes", "forty minutes", "40", "half an hour"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a time must read like"):
+        minutes(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# A title\n\nIt needs nothing. Reading takes about an hour.",
+        "# A title\n\nIntroduction. You need this. Reading takes about an hour, with the exercises "
+        "about two.",
+        "You need this. Reading takes about an hour.",
+        2 * "You need it. Reading takes about an hour, with the exercises about two.\n\n",
+    ],
+    ids=["other words", "not a paragraph of its own", "no exercises", "twice"],
+)
+def test_other_heads_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a chapter must begin with one paragraph"):
+        head(text)
+
+
+# --- The map -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_every_chapter_has_its_place(layout: Layout) -> None:
+    assert sorted(layout.places) == list(CHAPTERS)
+    assert len(set(layout.places.values())) == len(CHAPTERS), "two chapters in one place"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_arrows_lead_onward(layout: Layout) -> None:
+    for begin, end in arrows(list(CHAPTERS.values())):
+        (column, row), (column_after, row_after) = layout.places[begin], layout.places[end]
+        assert row_after > row or (row_after == row and column_after == column + 1), (begin, end)
+
+
+def test_arrows_say_what_the_sentences_say() -> None:
+    """All that is needed, directly or not, and nothing else."""
+
+    def closure(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        more = pairs | {(a, d) for a, b in pairs for c, d in pairs if b == c}
+        return pairs if more == pairs else closure(more)
+
+    drawn = set(arrows(list(CHAPTERS.values())))
+    said = {(begin, end) for end, chapter in CHAPTERS.items() for begin in chapter.needs}
+    assert drawn <= said
+    assert closure(drawn) == closure(said)
+    for arrow in drawn:
+        assert closure(drawn - {arrow}) != closure(said), f"{arrow} follows from others"
+
+
+def test_the_example_in_the_text() -> None:
+    assert "chapter 16 also uses chapter 1, of course" in INDEX
+    assert 1 in CHAPTERS[16].needs and (1, 16) not in arrows(list(CHAPTERS.values()))
+
+
+def test_the_map_is_on_the_first_page(site: Path) -> None:
+    page = BeautifulSoup((site / "book" / "index.html").read_text("utf-8"), "html.parser")
+    links = page.select("nav.reading-map li a")
+    assert [link["href"] for link in links] == [
+        f"{chapter.docname.removeprefix('book/')}.html" for chapter in CHAPTERS.values()
+    ]
+    for link, chapter in zip(links, CHAPTERS.values(), strict=True):
+        words = link.get_text().replace("\xa0", " ")
+        assert f"{chapter.number} {chapter.title} {chapter.minutes} min" in words
+    drawings = page.select("nav.reading-map svg")
+    assert len(drawings) == len(LAYOUTS)
+    for drawing in drawings:
+        paths = drawing.find_all("path", recursive=False)
+        assert len(paths) == len(arrows(list(CHAPTERS.values())))
+        assert "Chapter 15 needs 11, 12, 13 and 14." in drawing.desc.get_text()
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390, 320])
+def test_the_map_is_legible(site: Path, browser, width: int) -> None:
+    """Titles stay in their boxes, boxes apart from each other, and one drawing is seen."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((site / "book" / "index.html").as_uri())
+    boxes = page.evaluate("""() => [...document.querySelectorAll(".reading-map li a")].map(box => {
+      const {left, right, top, bottom} = box.getBoundingClientRect();
+      const text = document.createRange();
+      text.selectNodeContents(box);
+      text.setEndBefore(box.querySelector(".unseen"));
+      const words = [...text.getClientRects()].filter(part => part.width > 2);
+      return {left, right, top, bottom, size: parseFloat(getComputedStyle(box).fontSize),
+        lowest: Math.max(...words.map(part => part.bottom)),
+        rightmost: Math.max(...words.map(part => part.right))};
+    })""")
+    shown = page.locator(".reading-map svg:visible").count()
+    page.close()
+    assert shown == 1
+    for i, box in enumerate(boxes, start=1):
+        assert box["size"] >= 12, f"chapter {i}: small print"
+        assert box["lowest"] <= box["bottom"] + 1, f"chapter {i}: its title needs more lines"
+        assert box["rightmost"] <= box["right"] + 1, f"chapter {i}: a word is too long"
+        assert 0 <= box["left"] and box["right"] <= width
+    for i, one in enumerate(boxes):
+        for other in boxes[:i]:
+            beside = one["left"] >= other["right"] or other["left"] >= one["right"]
+            assert beside or one["top"] >= other["bottom"] or other["top"] >= one["bottom"]
+
+
+# --- The routes --------------------------------------------------------------------------------
+
+
+def test_the_routes() -> None:
+    assert list(routes()) == ["An afternoon", "The mathematics", "The kernels"]
+    assert routes()["An afternoon"] == AFTERNOON
+
+
+@pytest.mark.parametrize("title", routes())
+def test_a_route_needs_nothing_beside_it(title: str) -> None:
+    route = routes()[title]
+    for number in route:
+        assert CHAPTERS[number].needs <= set(route), f"chapter {number} needs another one"
+
+
+@pytest.mark.parametrize("title", routes())
+def test_the_time_of_a_route_is_the_sum(title: str) -> None:
+    chapters = [CHAPTERS[number] for number in routes()[title]]
+    reading = in_words(sum(chapter.minutes for chapter in chapters))
+    exercises = in_words(sum(chapter.minutes_with_exercises for chapter in chapters))
+    card = INDEX.split(f"{{grid-item-card}} {title}\n")[1].split(":::")[0]
+    assert f"{reading} of reading, {exercises} with the exercises." in card
+
+
+def test_the_time_of_the_book_is_the_sum() -> None:
+    reading = in_words(sum(chapter.minutes for chapter in CHAPTERS.values()))
+    exercises = in_words(sum(chapter.minutes_with_exercises for chapter in CHAPTERS.values()))
+    said = (
+        f"All {len(CHAPTERS)} chapters are {reading} of reading, {exercises} with their exercises."
+    )
+    assert said in INDEX
