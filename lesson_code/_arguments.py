@@ -8,6 +8,7 @@ sentence: the argument, what was expected, what came.
 import math
 import numbers
 import operator
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def accumulation_dtype(array) -> str:
     return "float64" if dtype_name(array) == "float64" else "float32"
 
 
-def check_arrays(array_type: type, **arrays) -> None:
+def check_arrays(array_type: type[Any], **arrays: Any) -> None:
     """Refuse what is not an array of floats, or not of the first array's dtype and device.
 
     A masked array is refused too, as its mask would be ignored, and a matrix, whose ``*`` is ``@``.
@@ -69,7 +70,8 @@ def check_axes(**arrays: tuple) -> None:
 
     A letter stands for one size, wherever it occurs; the axes before them must broadcast.
     """
-    sizes, leading = {}, {}
+    sizes: dict[str, int] = {}
+    leading: dict[str, tuple[int, ...]] = {}
     for name, (array, axes) in arrays.items():
         check_rank(name, array, axes)
         letters = axes.split(", ")
@@ -205,7 +207,7 @@ def check_number(name: str, value) -> float:
     """Return a real, finite argument as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {_shown(value)}.")
-    if not -math.inf < value < math.inf:  # math.isfinite does not trace under torch.compile
+    if not -math.inf < float(value) < math.inf:  # math.isfinite does not trace under torch.compile
         raise ValueError(f"{name} must be finite, got {value}.")
     return float(value)
 

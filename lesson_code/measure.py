@@ -41,7 +41,7 @@ def seconds(
     >>> list(times), min(times.values()) > 0
     (['sum', 'product'], True)
     """
-    best = {}
+    best: dict[str, float] = {}
     for round_number in range(repeats + 1):
         for name, function in functions.items():
             _wait(device)

@@ -380,7 +380,7 @@ def majority(
     probabilities = rng.standard_exponential((batch, vocab_size))
     edges = np.cumsum(probabilities, axis=1) / np.sum(probabilities, axis=1, keepdims=True)
     drawn = rng.random((batch, length))
-    inputs = np.sum(drawn[..., None] >= edges[:, None, :-1], axis=-1, dtype=np.int64)
+    inputs = (drawn[..., None] >= edges[:, None, :-1]).sum(axis=-1, dtype=np.int64)
     counts = np.cumsum(inputs[..., None] == np.arange(vocab_size), axis=1)  # (B, N, V)
     mask = np.sum(counts == np.max(counts, axis=-1, keepdims=True), axis=-1) == 1
     return Examples(inputs, np.where(mask, np.argmax(counts, axis=-1), 0), mask)

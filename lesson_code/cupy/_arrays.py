@@ -225,7 +225,7 @@ def _layout(array):
         return None
     if library(array) == "numpy" and not array.dtype.isnative:
         return None
-    axes = []
+    axes: list[tuple[int, int]] = []
     for size, stride in zip(array.shape[:-2], leading, strict=True):
         if size == 1:
             continue

@@ -1,7 +1,7 @@
 """How the kernels of causal_scan.cu are launched: their macros, grids, and the memory they need."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ BLOCKS_PER_PROCESSOR = 2  # fewer would leave a multiprocessor waiting for memor
 class Operand(NamedTuple):
     """An array (..., N, width) in one of the places of a scan, and columns of ones behind it."""
 
-    array: object
+    array: Any
     ones: int = 0
 
     @property

@@ -15,9 +15,9 @@ def wkv(k, v, decay, bonus, initial_state):
         check_values("decay", decay, "positive and finite", lambda w: (w <= 0) | w.isinf())
     leading = {"k": k.shape[:-2], "v": v.shape[:-2]}
     state = torch.stack(begin(initial_state, "k", k, k.shape[-1], **leading), dim=-2)
-    leading = state.shape[:-2]
-    k, v = (x.expand(*leading, *x.shape[-2:]) for x in (k, v))
-    w, u = (x.float().expand(*leading, -1) for x in (decay, bonus))
+    heads = state.shape[:-2]
+    k, v = (x.expand(*heads, *x.shape[-2:]) for x in (k, v))
+    w, u = (x.float().expand(*heads, -1) for x in (decay, bonus))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, w, u, state))
     out, last, _, _ = _WKV.apply(k, v, w, u, state, keep)
     numerator, denominator, maximum = last.unbind(dim=-2)

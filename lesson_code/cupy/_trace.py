@@ -235,7 +235,7 @@ class Trace:
         do, in the kernel's last launch.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.kernels: dict[str, Counts] = {}
         self.races: list[Race] = []
         self.unwritten: list[tuple[str, int | None, int]] = []
@@ -314,10 +314,10 @@ class Trace:
 class Launch:
     """Takes the events of one launch, piece by piece."""
 
-    def __init__(self, trace: Trace, kernel: str, extents: list[tuple[int, int, int]]):
+    def __init__(self, trace: Trace, kernel: str, extents: list[tuple[int, int, int]]) -> None:
         """Extents of the arrays: first byte, the one after the last, start of the whole memory."""
         self.trace, self.kernel = trace, kernel
-        self.ranges = (Range * len(extents))(*(extent[:2] for extent in extents))
+        self.ranges = (Range * len(extents))(*(Range(*extent[:2]) for extent in extents))
         self.starts = np.array(sorted({start for _, _, start in extents}), np.int64)
         self.callback = TAKE(self._take)
         self.error: BaseException | None = None
@@ -330,9 +330,9 @@ class Launch:
 
     def _take(self, pointer: int | None, count: int) -> None:
         try:
-            if count:
+            if pointer and count:
                 memory = (ctypes.c_char * (count * EVENT.itemsize)).from_address(pointer)
-                self._count(np.frombuffer(memory, EVENT))
+                self._count(np.frombuffer(memoryview(memory), EVENT))
         except BaseException as error:  # it cannot pass through the code that called
             self.error = self.error or error
 
@@ -363,9 +363,9 @@ class Launch:
         if not len(events):
             return
         instruction, access, first = _accesses(events)
-        sums = [np.ones(len(first), int), np.bincount(access), *passes_of(events, access)]
+        counts = [np.ones(len(first), int), np.bincount(access), *passes_of(events, access)]
         # Summed over the accesses of each instruction.
-        sums = np.stack([np.bincount(instruction[first], each) for each in sums]).astype(int)
+        sums = np.stack([np.bincount(instruction[first], each) for each in counts]).astype(int)
         _, example = np.unique(instruction, return_index=True)
         for column, event in zip(sums.T, events[example], strict=True):
             key = int(event["place"]), int(event["kind"]) & (STORE | SHARED), int(event["bytes"])
@@ -386,14 +386,14 @@ class Launch:
         lines = line_of(sorted(places))
         for (place, kind, size), sums in sorted(self.sums.items()):
             self._add(lines[place], kind, size, *(int(x) for x in sums))
-        for pair in pairs:
+        for one, other in pairs:
             race = Race(
                 self.kernel,
-                "shared" if pair["kind"][0] & SHARED else "global",
-                tuple(lines[int(place)] for place in pair["place"]),
-                tuple("store" if kind & STORE else "load" for kind in pair["kind"]),
-                tuple(int(thread) for thread in pair["thread"]),
-                tuple(int(block) for block in pair["block"]),
+                "shared" if one["kind"] & SHARED else "global",
+                (lines[int(one["place"])], lines[int(other["place"])]),
+                (_kind_of(one), _kind_of(other)),
+                (int(one["thread"]), int(other["thread"])),
+                (int(one["block"]), int(other["block"])),
             )
             same = (race.kernel, race.space, race.lines, race.kinds)
             if same not in {(r.kernel, r.space, r.lines, r.kinds) for r in self.trace.races}:
@@ -553,11 +553,15 @@ def _contested(keys: list[np.ndarray], actor: np.ndarray, stores: np.ndarray) ->
     return [order[a:b] for a, b in zip(starts[found], ends[found], strict=True)]
 
 
+def _kind_of(event: np.void) -> str:
+    return "store" if event["kind"] & STORE else "load"
+
+
 def _conflicts(
     keys: list[np.ndarray], actor: np.ndarray, stores: np.ndarray, place: np.ndarray
 ) -> list[list[int]]:
     """Pairs of rows in one group, of different actors, the first a store; one for two places."""
-    pairs = {}
+    pairs: dict[tuple, list[int]] = {}
     for rows in _contested(keys, actor, stores):
         store = rows[np.argmax(stores[rows])]
         other = rows[np.argmax(actor[rows] != actor[store])]
@@ -603,7 +607,7 @@ def line_numbers(library: Path, name: str, places: list[int]) -> dict[int, int |
         addresses = [hex(place - 1) for place in new]
         command = [program, "--addresses", "--inlines", f"--exe={library}", *addresses]
         result = subprocess.run(command, capture_output=True, text=True)
-        place = None
+        place = 0  # the first line tells it
         for text in result.stdout.splitlines():
             if text.startswith("0x"):
                 place = int(text, 16) + 1

@@ -4,26 +4,29 @@ The kernels are in ``causal_scan.cu``, their launches in ``_launches.py``; here 
 choice of a kernel, and the backward pass, which is three more scans.
 """
 
+from typing import Any
+
 import numpy as np
 
 from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _kernels
 from lesson_code.cupy._launches import CHUNK, LAUNCHES, Operand, scan, split_gradient
+from lesson_code.numpy import LinearAttentionState
 
 MAX_WIDTH = 256  # of features and of values
 
 
 def causal_scan(
-    q,
-    k,
-    v,
+    q: Any,
+    k: Any,
+    v: Any,
     *,
     normalize: bool = False,
-    initial_state=None,
+    initial_state: Any = None,
     return_state: bool = False,
     kernel: str | None = None,
     device: str = "cuda",
-):
+) -> Any:
     r"""Causal linear attention of features by a CUDA kernel.
 
     The features of q and k come ready made (this function applies no feature map):
@@ -125,7 +128,7 @@ def causal_scan(
         leading = initial.shape[:-2]
     _arguments.check_leading(q=q.shape[:-2], initial_state=leading)
     if return_state and 0 in q.shape[:-2] and 0 not in leading:  # no query, and yet a state
-        options = {"normalize": normalize, "kernel": kernel, "device": device}
+        options: dict[str, Any] = {"normalize": normalize, "kernel": kernel, "device": device}
         options["initial_state"] = initial_state
         out = causal_scan(q, k, v, **options)
         return out, causal_scan(k, k, v, return_state=True, **options)[1]
@@ -141,7 +144,7 @@ def causal_scan(
 
 
 def choose_kernel(
-    q, k, v, *, device: str = "cuda", capability: tuple[int, int] | None = None
+    q: Any, k: Any, v: Any, *, device: str = "cuda", capability: tuple[int, int] | None = None
 ) -> str:
     """The kernel that `causal_scan` takes where it is told none.
 
@@ -251,9 +254,9 @@ def _unpack(last, leading):
     shared = tuple(slice(size) for size in leading)  # all, or the first of many alike
     last = last[shared]
     if _arrays.library(last) == "torch":
-        from lesson_code.torch import LinearAttentionState
-    else:
-        from lesson_code.numpy import LinearAttentionState
+        from lesson_code import torch
+
+        return torch.LinearAttentionState(last[..., :-1], last[..., -1])
     return LinearAttentionState(last[..., :-1], last[..., -1])
 
 
@@ -283,7 +286,8 @@ def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, ker
     leading, dtype, M = tuple(grad.shape[:-2]), _arguments.dtype_name(q), v.shape[-1]
     # What stands against z in the rows of S^T and of G^T, as a multiple of it, for each column of
     # ones behind v.
-    past_z, future_z = (), () if grad_last is None else (1,)
+    past_z: tuple[int, ...] = ()
+    future_z: tuple[int, ...] = () if grad_last is None else (1,)
     if normalize:
         if kernel == "tensor_core" and dtype == "float16":
             kernel = "chunked"  # as a gradient that is divided by its normalizer might vanish
@@ -307,8 +311,10 @@ def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, ker
     operands = (Operand(grad), Operand(v, len(past_z)), Operand(k))
     dq, _, _ = scan(kernel, operands, leading, dtype, initial=past)
     operands = (Operand(v, len(future_z)), Operand(grad), Operand(q))
-    options = {"initial": future_T, "keep": initial is not None, "reverse": True}
-    dk, first_T, _ = scan(kernel, operands, leading, dtype, **options)
+    keep = initial is not None
+    dk, first_T, _ = scan(
+        kernel, operands, leading, dtype, initial=future_T, keep=keep, reverse=True
+    )
     operands = (Operand(k), Operand(q), Operand(grad[..., :M]))
     dv, _, _ = scan(kernel, operands, leading, dtype, initial=future, reverse=True)
     if initial is None:

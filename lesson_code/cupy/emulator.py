@@ -28,7 +28,7 @@ import numpy as np
 try:
     from numpy.lib.array_utils import byte_bounds
 except ImportError:  # NumPy 1.26
-    from numpy import byte_bounds
+    from numpy import byte_bounds  # type: ignore[attr-defined, no-redef]
 
 from lesson_code import __version__
 from lesson_code.cupy import _trace
@@ -71,7 +71,7 @@ _CLANG = {  # by default it passes over loads before a store to the same place
 _SANITIZE = "LESSON_CODE_SANITIZE"  # set in the processes that `sanitized` starts
 
 _order = contextvars.ContextVar("order", default=0)
-_tracing = contextvars.ContextVar("tracing", default=None)
+_tracing: contextvars.ContextVar[Trace | None] = contextvars.ContextVar("tracing", default=None)
 _one_at_a_time = threading.Lock()  # a library keeps the state of its launch in global variables
 
 
@@ -135,7 +135,7 @@ def order(which: str | int) -> Iterator[None]:
     numbers = {"forward": 0, "reverse": 1}
     if which not in numbers and not (type(which) is int and which >= 0):
         raise ValueError(f"which must be 'forward', 'reverse' or a seed >= 0, got {which!r}.")
-    token = _order.set(numbers[which] if which in numbers else which + 2)
+    token = _order.set(which + 2 if isinstance(which, int) else numbers[which])
     try:
         yield
     finally:
@@ -271,7 +271,7 @@ class Module:
         Their names.
     """
 
-    def __init__(self, source: str, macros: dict, name: str):
+    def __init__(self, source: str, macros: dict, name: str) -> None:
         self._source, self._macros, self._name = source, macros, name
         self._libraries: dict[str, tuple[Path, ctypes.CDLL, dict[str, _Kernel]]] = {}
         self.kernels = list(self._library()[2])
@@ -323,17 +323,17 @@ class Module:
             )
         if not (isinstance(shared_bytes, int | np.integer) and 0 <= shared_bytes <= 227 * 1024):
             raise ValueError(f"shared_bytes must be 0 to 232448, 227 KiB, got {shared_bytes!r}.")
-        arguments = [_argument(name, i, argument) for i, argument in enumerate(arguments)]
+        ready = [_argument(name, i, argument) for i, argument in enumerate(arguments)]
         sizes = kernel.sizes[: kernel.count]
-        if len(arguments) != len(sizes):
-            raise TypeError(f"kernel {name} takes {len(sizes)} arguments, got {len(arguments)}.")
-        for i, (argument, size) in enumerate(zip(arguments, sizes, strict=True)):
+        if len(ready) != len(sizes):
+            raise TypeError(f"kernel {name} takes {len(sizes)} arguments, got {len(ready)}.")
+        for i, (argument, size) in enumerate(zip(ready, sizes, strict=True)):
             if argument.nbytes != size:
                 raise TypeError(
                     f"argument {i} of kernel {name} has {size} bytes, got {argument.nbytes} "
                     f"({argument.dtype})."
                 )
-        values = (ctypes.c_void_p * len(arguments))(*(one.ctypes.data for one in arguments))
+        values = (ctypes.c_void_p * len(ready))(*(one.ctypes.data for one in ready))
         it = _tracing.get()
         with _one_at_a_time:
             if it is not None:
@@ -418,7 +418,8 @@ def _three(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
             f"{name} must be one to three sizes, each at least 1 and at most 65535 in y and z, "
             f"got {value!r}."
         )
-    return (*map(int, sizes), *(1,) * (3 - len(sizes)))
+    x, y, z = *map(int, sizes), *(1,) * (3 - len(sizes))
+    return x, y, z
 
 
 def _argument(kernel: str, index: int, argument) -> np.ndarray:

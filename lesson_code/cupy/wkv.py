@@ -4,6 +4,7 @@ The kernels are in ``wkv.cu``; here is what surrounds them: checks, memory and l
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +16,15 @@ THREADS = 32  # of a block, as in wkv.cu
 
 
 def wkv(
-    k,
-    v,
-    decay,
-    bonus,
+    k: Any,
+    v: Any,
+    decay: Any,
+    bonus: Any,
     *,
     initial_state: WKVState | None = None,
     return_state: bool = False,
     device: str = "cuda",
-):
+) -> Any:
     r"""WKV of RWKV-4 by a CUDA kernel: a causal mean of the values, with weights that decay.
 
     With the decay :math:`w > 0` and the bonus :math:`u`, in every channel (:eq:`eq-wkv`),
@@ -131,7 +132,7 @@ def _begin(state, k, v, device):
     """The state before the first token as the kernel takes it, an array (..., 3, D)."""
     sizes, leading = {"D": k.shape[-1]}, {"k": k.shape[:-2], "v": v.shape[:-2]}
     if state is None:
-        state = WKVState(0.0, 0.0, EMPTY)
+        state = 0.0, 0.0, EMPTY
     elif isinstance(state, WKVState):
         for name, x in state._asdict().items():
             name = f"{name} of initial_state"
@@ -139,8 +140,8 @@ def _begin(state, k, v, device):
             leading[name] = x.shape[:-1]
     else:
         raise TypeError(f"initial_state must be a WKVState, got {type(state).__name__}.")
-    leading = _arguments.check_leading(**leading)
-    packed = _arrays.empty((*leading, 3, *sizes.values()), "float32", k)
+    heads = _arguments.check_leading(**leading)
+    packed = _arrays.empty((*heads, 3, *sizes.values()), "float32", k)
     for row, x in enumerate(state):
         packed[..., row, :] = x
     maximum = packed[..., 2, :]

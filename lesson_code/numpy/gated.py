@@ -115,10 +115,10 @@ def gated_linear_attention(
     leading = {"k": k.shape[:-2], "v": v.shape[:-2], "log_decay": log_decay.shape[:-2]}
     sizes = {"D": k.shape[-1], "M": v.shape[-1]}
     S = initial_memory(initial_state, "v", v, sizes, **leading)
-    leading = _arguments.check_leading(q=q.shape[:-2], initial_state=S.shape[:-2])
+    all_leading = _arguments.check_leading(q=q.shape[:-2], initial_state=S.shape[:-2])
 
     dtype, (q, k, v, g) = q.dtype, _accumulate(q, k, v, log_decay)
-    out = np.empty((*leading, *v.shape[-2:]), q.dtype)
+    out = np.empty((*all_leading, *v.shape[-2:]), q.dtype)
     if form in (None, "recurrent"):
         S = _recurrent(q, k, v, g, S, out)
     else:
@@ -126,8 +126,8 @@ def gated_linear_attention(
         size = max(N, 1) if form == "parallel" else chunk_size
         for start in range(0, N, size):
             chunk = slice(start, start + size)
-            parts = (x[..., chunk, :] for x in (q, k, v, g))
-            out[..., chunk, :], S = _parallel(*parts, S)
+            q_L, k_L, v_L, g_L = (x[..., chunk, :] for x in (q, k, v, g))
+            out[..., chunk, :], S = _parallel(q_L, k_L, v_L, g_L, S)
     out = out.astype(dtype, copy=False)
     return (out, S) if return_state else out
 

@@ -375,7 +375,7 @@ def _chunkwise(q, k, v, S, z, chunk_size):
 
 
 _GLOBAL = {"quadratic": _quadratic, "linear": _linear}
-_CAUSAL = {
+_CAUSAL: dict = {
     "masked": _masked,
     "recurrent": _recurrent,
     "cumsum": _cumsum,
@@ -386,7 +386,7 @@ _CAUSAL = {
 
 def _fastest_form(q, k, v, causal, chunk_size):
     """Forms of the fewest multiplications; in a single chunk, masked is what chunkwise does."""
-    Nq, Nk, C, M = q.shape[-2], *k.shape[-2:], v.shape[-1]
+    Nq, (Nk, C), M = q.shape[-2], k.shape[-2:], v.shape[-1]
     if causal:
         return "masked" if Nk <= chunk_size else "chunkwise"
     return "quadratic" if Nq * Nk * (C + M) <= (Nq + Nk) * C * M else "linear"

@@ -105,7 +105,7 @@ def retention(
     _arguments.check_axes(q=(q, "N, D"), k=(k, "N, D"), v=(v, "N, M"))
     _arguments.check_form(form, tuple(_FORMS))
     chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
-    decay = _decays(decay, q)
+    decays = _decays(decay, q)
     S = initial_memory(
         initial_state,
         "v",
@@ -113,14 +113,14 @@ def retention(
         {"D": k.shape[-1], "M": v.shape[-1]},
         k=k.shape[:-2],
         v=v.shape[:-2],
-        decay=decay.shape,
+        decay=decays.shape,
     )
     _arguments.check_leading(q=q.shape[:-2], initial_state=S.shape[:-2])
 
     dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
     form = form or "chunkwise"
     options = {"chunk_size": chunk_size} if form == "chunkwise" else {}
-    out, S = _FORMS[form](q, k, v, decay[..., None, None], S, **options)
+    out, S = _FORMS[form](q, k, v, decays[..., None, None], S, **options)
     out = out.astype(dtype, copy=False)
     return (out, S) if return_state else out
 
@@ -198,7 +198,11 @@ def _chunkwise(q, k, v, decay, S, chunk_size):
     return outputs, S
 
 
-_FORMS = {"recurrent": _recurrent, "parallel": _parallel, "chunkwise": _chunkwise}
+_FORMS: dict = {
+    "recurrent": _recurrent,
+    "parallel": _parallel,
+    "chunkwise": _chunkwise,
+}
 
 
 def _decays(decay, like):

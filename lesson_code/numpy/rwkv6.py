@@ -118,19 +118,19 @@ def rwkv6(
     leading = {"k": k.shape[:-2], "v": v.shape[:-2], "log_decay": log_decay.shape[:-2]}
     sizes = {"D": k.shape[-1], "M": v.shape[-1]}
     S = initial_memory(initial_state, "v", v, sizes, **leading)
-    leading = _arguments.check_leading(
+    all_leading = _arguments.check_leading(
         r=r.shape[:-2], bonus=bonus.shape[:-1], initial_state=S.shape[:-2]
     )
 
     dtype, (r, k, v, g, u) = r.dtype, _accumulate(r, k, v, log_decay, bonus)
-    out = np.empty((*leading, *v.shape[-2:]), r.dtype)
+    out = np.empty((*all_leading, *v.shape[-2:]), r.dtype)
     if form in (None, "recurrent"):
         S = _recurrent(r, k, v, g, u, S, out)
     else:
         for start in range(0, k.shape[-2], chunk_size):
             chunk = slice(start, start + chunk_size)
-            parts = (x[..., chunk, :] for x in (r, k, v, g))
-            out[..., chunk, :], S = _chunk(*parts, u, S)
+            r_L, k_L, v_L, g_L = (x[..., chunk, :] for x in (r, k, v, g))
+            out[..., chunk, :], S = _chunk(r_L, k_L, v_L, g_L, u, S)
     out = out.astype(dtype, copy=False)
     return (out, S) if return_state else out
 

@@ -291,7 +291,7 @@ def tiled_softmax_attention(
     out = np.empty((*leading, N, v.shape[-1]), dtype)
     for start in range(0, N, tile_size):
         rows = slice(start, start + tile_size)
-        seen_by_rows = seen[rows] if causal else None
+        seen_by_rows = None if seen is None else seen[rows]
         out[..., rows, :] = _online_softmax(q[..., rows, :], k, v, scale, seen_by_rows, tile_size)
     return out
 

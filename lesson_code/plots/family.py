@@ -1,4 +1,4 @@
-"""Figures of the whole family: what its memories hold over time, and how its states grow."""
+"""Figures of the whole family: what tokens weigh, what memories hold, how states grow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def memory_over_time(
     """
     rows = -(-len(panels) // columns)
     figure, axes = new_figure(columns, rows, width=5.6, height=2.85 * rows + 0.2)
-    figure.get_layout_engine().set(h_pad=0.12)
+    figure.set_layout_engine("constrained", h_pad=0.12)
     for panel, (name, values) in zip(axes.flat, panels.items(), strict=False):
         values = np.asarray(values)
         future = np.tril(np.ones(values.shape, bool), -1)
@@ -35,6 +35,31 @@ def memory_over_time(
         panel.set(xlabel="time", ylabel="stored token")
     for panel in axes.flat[len(panels) :]:
         panel.set_axis_off()
+    return figure
+
+
+@drawing
+def token_weights(k: ArrayLike, v: ArrayLike, rules: Mapping[str, ArrayLike]) -> BookFigure:
+    """What each token of a stream weighs in one read, and what is read: a column for each rule.
+
+    Keys k are (N, D), values v (N,), one number each. A rule has the N weights of the tokens; below
+    its column stands what it reads, the sum of weight times value.
+    """
+    k, v, weights = np.asarray(k), np.asarray(v), np.transpose(list(rules.values()))  # (N, rules)
+    N, columns = weights.shape
+    figure, ((axes,),) = new_figure(width=6.2, height=0.44 * N + 1.1)
+    draw_matrix(axes, weights, numbers=True)
+    axes.set_aspect("auto")
+    keys = ["[" + ", ".join(f"{x:g}" for x in row) + "]" for row in k]
+    tokens = [
+        f"{t}:  {key} \u2192 {x:g}" for t, (key, x) in enumerate(zip(keys, v, strict=True), 1)
+    ]
+    axes.set_yticks(range(N), tokens)
+    axes.set_xticks(range(columns), list(rules))
+    axes.tick_params(labelleft=True, labeltop=True)
+    for column, read in enumerate(v @ weights):
+        axes.text(column, N, f"{read:.1f}", weight="bold", ha="center", va="center")
+    axes.text(-0.58, N, "reads", weight="bold", ha="right", va="center")
     return figure
 
 

@@ -13,6 +13,8 @@ from lesson_code.plots.style import (
     COLORS,
     DASHES,
     GRAY,
+    GREEN,
+    INK,
     VERMILION,
     BookFigure,
     drawing,
@@ -77,7 +79,7 @@ def rows_of_weights(rows: Mapping[str, ArrayLike]) -> BookFigure:
     lines = -(-len(rows) // 3)
     figure, panels = new_figure(3, lines, height=1.9 * lines, sharex=True, sharey=True)
     for axes, (name, weights) in zip(panels.flat, rows.items(), strict=False):
-        axes.bar(range(len(weights)), weights, color=BLUE, width=0.85)
+        axes.bar(range(np.size(weights)), weights, color=BLUE, width=0.85)
         axes.set_title(name)
         axes.grid(visible=False, axis="x")
         axes.set_xticks([])
@@ -85,4 +87,39 @@ def rows_of_weights(rows: Mapping[str, ArrayLike]) -> BookFigure:
         axes.set_xlabel("keys")
     for axes in panels[:, 0]:
         axes.set_ylabel("weight")
+    return figure
+
+
+@drawing
+def plane_and_weights(q: ArrayLike, keys: ArrayLike, rows: Mapping[str, ArrayLike]) -> BookFigure:
+    """A query and keys of width 2 as arrows (left), and rows of weights over the keys (right).
+
+    The first row is drawn as a line across the others.
+    """
+    query, tips = np.asarray(q, dtype=float), np.asarray(keys, dtype=float)
+    names = [f"$k_{j}$" for j in range(1, len(tips) + 1)]
+    figure, panels = new_figure(
+        2, len(rows), height=0.85 * len(rows), width_ratios=[1.25, 1], sharex="col", sharey="col"
+    )
+    grid = panels[0, 0].get_gridspec()
+    for axes in panels[:, 0]:
+        axes.remove()
+    plane = figure.add_subplot(grid[:, 0])
+    for tip, name, color in zip(
+        [*tips, query], [*names, "$q$"], [*[BLUE] * len(tips), GREEN], strict=True
+    ):
+        style = {"arrowstyle": "-|>", "color": color, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.8}
+        plane.annotate("", tip, (0, 0), arrowprops=style)
+        x, y = tip + 0.3 * tip / max(float(np.linalg.norm(tip)), 1e-9)  # beyond the tip
+        plane.text(x, y, name, ha="center", va="center", color=color)
+    reach = max(3.0, float(np.abs([*tips, query]).max()) + 0.5)
+    plane.set(xlim=(-reach, reach), ylim=(-reach, reach))
+    plane.set_aspect("equal")
+    first = np.asarray(next(iter(rows.values())), dtype=float)
+    for axes, (name, weights) in zip(panels[:, 1], rows.items(), strict=True):
+        axes.bar(range(len(tips)), weights, color=BLUE, width=0.7)
+        axes.hlines(first, np.arange(len(tips)) - 0.42, np.arange(len(tips)) + 0.42, color=INK)
+        axes.set_title(name, fontsize="medium")
+        axes.grid(visible=False, axis="x")
+        axes.set_xticks(range(len(tips)), names)
     return figure

@@ -33,8 +33,8 @@ def halving(L: int) -> BookFigure:
             axes.add_patch(block)
             axes.add_patch(Rectangle((start, middle), size, size, fill=False, ec=color, lw=1.6))
             font = {1: 11, 2: 13}.get(size, 15)
-            options = {"ha": "center", "va": "center", "fontsize": font, "color": INK}
-            axes.text(start + size / 2, middle + size / 2, str(level), **options)
+            axes.text(start + size / 2, middle + size / 2, str(level), ha="center", va="center",
+                      fontsize=font, color=INK)  # fmt: skip
         level, size = level + 1, size // 2
     for t in range(L):
         axes.add_patch(Rectangle((t, t), 1, 1, fc="white", ec=GRAY, lw=1))
@@ -42,8 +42,8 @@ def halving(L: int) -> BookFigure:
     half = L // 2
     axes.plot([0, L], [half, half], color=INK, linestyle=":", linewidth=1.6)
     axes.plot([half, half], [0, L], color=INK, linestyle=":", linewidth=1.6)
-    middle = {"ha": "center", "va": "center", "fontsize": 10}
-    axes.text(half / 2, -0.45, "keys: decayed\nto the middle", color=BLUE, **middle)
+    axes.text(half / 2, -0.45, "keys: decayed\nto the middle",
+              color=BLUE, ha="center", va="center", fontsize=10)  # fmt: skip
     axes.text(L + 0.15, half + half / 2, "queries: decayed\nfrom the middle",
               color=VERMILION, ha="left", va="center", fontsize=10)  # fmt: skip
     axes.set(xlim=(-0.1, L + 2.9), ylim=(L + 0.1, -0.95), aspect="equal")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -63,7 +64,7 @@ def _pixel(axes: Axes, x, y, image: NDArray, pixel: int, known: int, levels: int
     color = (ink, ink, ink) if pixel < known else "white" if pixel == known else HIDDEN
     axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=color, ec=GRAY, linewidth=0.5))
     if pixel == known:
-        frame = {"fc": "none", "ec": VERMILION, "linewidth": 2, "zorder": 3}
+        frame: dict[str, Any] = {"fc": "none", "ec": VERMILION, "linewidth": 2, "zorder": 3}
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **frame))
 
 

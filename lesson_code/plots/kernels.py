@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Circle, Patch, Polygon, Rectangle
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots.recurrence import PALE_BLUE, PALE_GREEN, PALE_VERMILION, _canvas
 from lesson_code.plots.style import (
@@ -70,7 +71,7 @@ def gpu_map() -> BookFigure:
     figure, axes = _canvas(13.2, 11.2)
     u, left = 0.245, 0.65  # of a thread; where the warps begin
     for shift in (0.5, 0.25, 0.0):
-        style = {"fc": "white", "ec": GRAY, "linewidth": 1.2}
+        style: dict[str, Any] = {"fc": "white", "ec": GRAY, "linewidth": 1.2}
         axes.add_patch(Rectangle((shift, -shift), 10.7, 7.9, **style))
     _write(axes, 0.3, 0.5, "multiprocessor", ha="left")
     for x, width in (0.3, 8.55), (9.05, 1.4):
@@ -104,14 +105,14 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
     accesses gives for each title the byte offset of each lane, -1 for a lane without; a lane asks
     for `size` bytes.
     """
-    accesses = {name: np.unique(np.asarray(row)) for name, row in accesses.items()}
-    most = max(len(np.unique(row[row >= 0] // 128)) for row in accesses.values())
+    shown = {name: np.unique(np.asarray(row)) for name, row in accesses.items()}
+    most = max(len(np.unique(row[row >= 0] // 128)) for row in shown.values())
     height = 1.6 + min(0.2 * max(most, 4), 2.6)
     whole_lines = True
     figure, (panels,) = new_figure(
         len(accesses), width=5.6, height=height, sharex=True, sharey=True
     )
-    for axes, (name, offsets) in zip(panels, accesses.items(), strict=True):
+    for axes, (name, offsets) in zip(panels, shown.items(), strict=True):
         asked = offsets[offsets >= 0]
         lines = np.unique(asked // 128)
         sectors = np.unique(asked // 32 * 32)
@@ -120,9 +121,9 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
             axes.add_patch(Rectangle((0, y), 128, 0.72, fc="white", ec="#bdbdbd", linewidth=0.8))
         for starts, width, fill in (sectors, 32, PALE_VERMILION), (asked, size, BLUE):
             for start in starts:
-                y = np.searchsorted(lines, start // 128)
-                style = {"fc": fill, "ec": "white", "linewidth": 0.4}
-                axes.add_patch(Rectangle((start % 128, y), width, 0.72, **style))
+                row = np.searchsorted(lines, start // 128)
+                style: dict[str, Any] = {"fc": fill, "ec": "white", "linewidth": 0.4}
+                axes.add_patch(Rectangle((start % 128, row), width, 0.72, **style))
         axes.set_title(f"{name}: {len(lines)} line{'s' * (len(lines) > 1)}")
         axes.set(xticks=[0, 32, 64, 96], yticks=[], xlabel="byte of the line", xlim=(-2, 130))
         axes.grid(visible=False)
@@ -273,7 +274,7 @@ def tile_lanes(lane: int = 5) -> BookFigure:
     quarters = (PALE_BLUE, PALE_VERMILION, PALE_YELLOW, PALE_GREEN)
     for each in range(32):
         g, t = divmod(each, 4)
-        style = {"lane": each, "frame": each == lane}
+        style: dict[str, Any] = {"lane": each, "frame": each == lane}
         for register, color in enumerate(quarters):
             row, column = g + register % 2 * 8, 2 * t + register // 2 * 8
             _held(axes, column, top + row * u, 2, u, color, **style)
@@ -304,7 +305,7 @@ def tile_lanes(lane: int = 5) -> BookFigure:
 
 
 @drawing
-def bank_access(accesses: Mapping[str, ArrayLike], size: int = 16) -> BookFigure:
+def bank_access(accesses: Mapping[str, NDArray], size: int = 16) -> BookFigure:
     """Which of the 32 banks of shared memory each lane reads; where lanes must wait, it is hatched.
 
     accesses gives for each title the byte offset of each lane, -1 for a lane without; a lane reads
@@ -318,7 +319,7 @@ def bank_access(accesses: Mapping[str, ArrayLike], size: int = 16) -> BookFigure
         passes = 0
         for i in range(len(offsets)):
             for bank in range(32):
-                style = {"fc": "white", "ec": "#d5d5d5", "linewidth": 0.6}
+                style: dict[str, Any] = {"fc": "white", "ec": "#d5d5d5", "linewidth": 0.6}
                 axes.add_patch(Rectangle((bank, i), 1, 1, **style))
         for first in range(0, len(offsets), 32 // words):  # lanes that are served together
             together = {
@@ -458,8 +459,8 @@ def _time(axes: Axes, x: float, start: float, end: float) -> None:
 def _held(axes: Axes, x, y, width, height, fill, lane: int, frame: bool) -> None:
     """Neighbouring entries that one lane holds in one register."""
     axes.add_patch(Rectangle((x, y), width, height, fc=fill, ec="#bdbdbd", linewidth=0.6))
-    style = {"fontweight": "bold"} if frame else {}
+    style: dict[str, Any] = {"fontweight": "bold"} if frame else {}
     _write(axes, x + width / 2, y + height / 2, str(lane), fontsize=9, **style)
     if frame:
-        edge = {"fc": "none", "ec": VERMILION, "linewidth": 2, "zorder": 5}
+        edge: dict[str, Any] = {"fc": "none", "ec": VERMILION, "linewidth": 2, "zorder": 5}
         axes.add_patch(Rectangle((x, y), width, height, **edge))

@@ -85,8 +85,10 @@ def two_orders(layers: int, tokens: int) -> BookFigure:
         for i in range(count):  # what is computed together
             band = (-0.42, i - 0.32, tokens - 0.16, 0.64) if by_row else None
             band = band or (i - 0.32, -0.42, 0.64, layers - 0.16)
-            style = {"boxstyle": "round,pad=0,rounding_size=0.3", "fc": PALE_BLUE, "ec": "none"}
-            axes.add_patch(FancyBboxPatch(band[:2], *band[2:], **style))
+            box = "round,pad=0,rounding_size=0.3"
+            axes.add_patch(
+                FancyBboxPatch(band[:2], *band[2:], boxstyle=box, fc=PALE_BLUE, ec="none")
+            )
         for layer in range(layers):
             for token in range(tokens):
                 at = (token, layer)
@@ -152,9 +154,9 @@ def who_sees_whom(moved: Mapping[str, ArrayLike], floor: float = 0.01) -> BookFi
     One logarithmic scale for all, without color up to floor; a line runs above the diagonal.
     """
     figure, (panels,) = new_figure(len(moved), width=6.2, height=2.9)
-    moved = {name: np.maximum(np.asarray(matrix), floor) for name, matrix in moved.items()}
-    top = max(float(matrix.max()) for matrix in moved.values())
-    for axes, (name, matrix) in zip(panels, moved.items(), strict=True):
+    shown = {name: np.maximum(np.asarray(matrix), floor) for name, matrix in moved.items()}
+    top = max(float(matrix.max()) for matrix in shown.values())
+    for axes, (name, matrix) in zip(panels, shown.items(), strict=True):
         decades, limit = np.log10(matrix / floor), float(np.log10(top / floor))
         draw_matrix(axes, decades, title=name, numbers=False, limit=limit)
         corners = np.arange(len(matrix) + 1) - 0.5

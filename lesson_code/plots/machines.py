@@ -33,13 +33,13 @@ from lesson_code.plots.style import (
 @drawing
 def states_that_travel(writes: Sequence[ArrayLike], outputs: Sequence[ArrayLike]) -> BookFigure:
     """What each rank writes, T_r, goes to all later ranks, whose B_r is the sum; outputs below."""
-    writes = [np.atleast_2d(T) for T in writes]
-    rows, columns = writes[0].shape
+    states = [np.atleast_2d(T) for T in writes]
+    rows, columns = states[0].shape
     pitch, below = columns + 2.6, rows + 2.2
     last = below + rows + 1.4  # the top of the outputs
     figure, axes = _canvas(pitch * len(writes) - 0.6, last + 3)
-    before = np.zeros_like(writes[0])
-    for r, (T, out) in enumerate(zip(writes, outputs, strict=True)):
+    before = np.zeros_like(states[0])
+    for r, (T, out) in enumerate(zip(states, outputs, strict=True)):
         x, middle = pitch * r, pitch * r + columns / 2
         axes.text(middle, -0.4, f"rank {r}", ha="center", va="bottom")
         rows_of = ((f"$T_{r}$", 0, rows), (f"$B_{r}$", below, rows), (f"$o_{r + 1}$", last, 1))

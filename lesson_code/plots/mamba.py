@@ -29,11 +29,11 @@ def selection(x: ArrayLike, marked: Sequence[int], states: Mapping[str, ArrayLik
     figure, ((top,), (below,)) = new_figure(1, 2, height=4.2, sharex=True, sharey=True)
     x = np.asarray(x)
     t = np.arange(1, len(x) + 1)
-    marked = np.isin(np.arange(len(x)), list(marked))
+    stands_out = np.isin(np.arange(len(x)), list(marked))
     top.vlines(t, 0, x, color=GRAY, linewidth=1)
-    top.plot(t[~marked], x[~marked], "o", color=GRAY, markerfacecolor="white")
-    top.plot(t[marked], x[marked], "o", color=VERMILION, markersize=7)
-    for at in t[marked]:
+    top.plot(t[~stands_out], x[~stands_out], "o", color=GRAY, markerfacecolor="white")
+    top.plot(t[stands_out], x[stands_out], "o", color=VERMILION, markersize=7)
+    for at in t[stands_out]:
         below.axvline(at, color=VERMILION, linestyle=":", linewidth=1.2)
     for index, (name, state) in enumerate(states.items()):
         state = np.asarray(state)
@@ -103,8 +103,9 @@ def _box(
 ) -> None:
     """A box with its center at (x, y)."""
     corner = (x - width / 2, y - height / 2)
-    style = {"boxstyle": "round,pad=0,rounding_size=0.08", "fc": fill, "ec": GRAY, "zorder": 4}
-    axes.add_patch(FancyBboxPatch(corner, width, height, **style))
+    box = "round,pad=0,rounding_size=0.08"
+    patch = FancyBboxPatch(corner, width, height, boxstyle=box, fc=fill, ec=GRAY, zorder=4)
+    axes.add_patch(patch)
     axes.text(x, y, text, ha="center", va="center", zorder=5)
 
 

@@ -8,17 +8,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots.style import (
+    BLUE,
     COLORS,
     DASHES,
     GRAY,
     INK,
     MARKERS,
+    PINK,
+    VERMILION,
     BookFigure,
     draw_matrix,
     drawing,
     new_figure,
 )
 
+TOKEN_COLORS = (BLUE, PINK, VERMILION)
 HATCHES = ("", "//", "\\\\")
 FILLS = ("#9ecae8", "#ffffff", "#f6d9a8")
 
@@ -50,10 +54,10 @@ def contributions(
 
     There is one panel for each number in `after`: the memory when that many tokens are written.
     """
-    queries = np.asarray(queries, float)
+    q = np.asarray(queries, float)
     figure, axes = new_figure(len(after), width=6.4, height=3.9, sharey=True)
     for panel, n in zip(axes[0], after, strict=True):
-        parts = (queries @ k[:n].T) * v[:n, component]  # (queries, tokens)
+        parts = (q @ k[:n].T) * v[:n, component]  # (queries, tokens)
         for x, row in enumerate(parts):
             bottom = 0.0
             for j, part in enumerate(row):
@@ -73,6 +77,48 @@ def contributions(
         panel.grid(visible=False, axis="x")
         panel.margins(y=0.1)
     axes[0, 0].set_ylabel(f"component {component + 1} of the output")
+    return figure
+
+
+@drawing
+def signal_and_crosstalk(k: NDArray, v: NDArray, i: int) -> BookFigure:
+    """Keys in the plane, and what key i (from 0) reads: its own part, the others', and their sum.
+
+    There is one panel for each entry of the values; a bar begins where the one above it ended.
+    """
+    parts = (k @ k[i])[:, None] * v  # (N, M)
+    ends = np.cumsum(parts, axis=0)
+    N, M = v.shape
+    ratios = {"width_ratios": [1.5, *[1] * M]}
+    figure, axes = new_figure(1 + M, width=6.4, height=2.7, gridspec_kw=ratios)
+    plane, *bars = axes[0]
+    reach = 1.2 * max(1.0, float(np.abs(k).max()))
+    circle = np.linspace(0, 2 * np.pi, 200)
+    plane.plot(np.cos(circle), np.sin(circle), color=GRAY, linewidth=0.8)
+    for j, key in enumerate(k):
+        color = TOKEN_COLORS[j]
+        tip = tuple(key)
+        plane.annotate("", tip, (0, 0), arrowprops={"arrowstyle": "->", "color": color, "lw": 1.8})
+        name = f"$q = k_{j + 1}$" if j == i else f"$k_{j + 1}$"
+        beside = {"xytext": (4, 4), "textcoords": "offset points"}
+        plane.annotate(name, tip, color=color, **beside)
+    plane.set(xlim=(-reach, reach), ylim=(-reach, 1.15 * reach), aspect="equal", title="keys")
+    names = [f"{'signal' if j == i else 'crosstalk'} $v_{j + 1}$" for j in range(N)]
+    for m, panel in enumerate(bars):
+        for j, part in enumerate(parts[:, m]):
+            style = {"color": TOKEN_COLORS[j], "alpha": 1 if j == i else 0.4}
+            panel.barh(j, part, left=ends[j, m] - part, height=0.7, **style)
+        panel.barh(N, ends[-1, m], height=0.7, color=GRAY)
+        read = ends[-1, m]
+        numbers = zip((*parts[:, m], read), (*ends[:, m], read), strict=True)
+        for y, (part, end) in enumerate(numbers):
+            beside = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+            panel.annotate(f"{part:g}", (max(end, end - part), y), fontsize=10, **beside)
+        panel.set_yticks(range(N + 1), [*names, "read $o$"] if m == 0 else [""] * (N + 1))
+        panel.invert_yaxis()
+        panel.grid(visible=False, axis="y")
+        panel.margins(x=0.3)
+        panel.set_title(f"entry {m + 1}")
     return figure
 
 

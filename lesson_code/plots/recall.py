@@ -37,18 +37,18 @@ def lookups(panels: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Boo
     A panel is (weights, tokens, mask) of one sequence: (N, N), (N,) and (N,). Columns bear the
     tokens, rows the token that asks.
     """
-    panels = {
-        name: (np.asarray(weights)[mask], np.asarray(tokens), np.flatnonzero(mask))
+    shown = {
+        name: (np.asarray(weights)[np.asarray(mask)], np.asarray(tokens), np.flatnonzero(mask))
         for name, (weights, tokens, mask) in panels.items()
     }
-    rows = [len(asked) for _, _, asked in panels.values()]
-    longest = max(len(tokens) for _, tokens, _ in panels.values())
+    rows = [len(asked) for _, _, asked in shown.values()]
+    longest = max(len(tokens) for _, tokens, _ in shown.values())
     cell, title = 0.31, 0.62
     width = longest * cell + 0.4
     height = sum(rows) * cell + title * len(rows)
     figure = BookFigure(figsize=(width, height))
     top = height
-    for (name, (weights, tokens, asked)), count in zip(panels.items(), rows, strict=True):
+    for (name, (weights, tokens, asked)), count in zip(shown.items(), rows, strict=True):
         top -= title + count * cell
         size = (len(tokens) * cell / width, count * cell / height)
         axes = figure.add_axes((0.4 / width, top / height, *size))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from lesson_code.plots.style import (
     BLUE,
@@ -74,7 +76,6 @@ def exponents(gamma: float, chunks: int, L: int) -> BookFigure:
     return figure
 
 
-def _number(axes: Axes, column: float, row: float, number: int, color: ArrayLike) -> None:
+def _number(axes: Axes, column: float, row: float, number: int, color: Any) -> None:
     """A number in the middle of a cell."""
-    options = {"ha": "center", "va": "center", "color": color}
-    axes.text(column + 0.5, row + 0.5, str(number), **options)
+    axes.text(column + 0.5, row + 0.5, str(number), ha="center", va="center", color=color)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ def blocks(matrices: Mapping[str, ArrayLike], cut: int) -> BookFigure:
         N = len(weights)
         hidden = np.triu(np.ones((N, N)), 1)
         draw_matrix(axes, weights, title=title, numbers=False, hidden=hidden)
-        frame = {"fill": False, "edgecolor": VERMILION, "linewidth": 2.5}
+        frame: dict[str, Any] = {"fill": False, "edgecolor": VERMILION, "linewidth": 2.5}
         axes.add_patch(Rectangle((-0.5, cut - 0.5), cut, N - cut, **frame))
     return figure
 

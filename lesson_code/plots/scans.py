@@ -17,7 +17,7 @@ from lesson_code.plots.recurrence import (
     _canvas,
     _cells,
 )
-from lesson_code.plots.style import BLUE, GRAY, GREEN, BookFigure, drawing
+from lesson_code.plots.style import BLUE, GRAY, GREEN, VERMILION, BookFigure, drawing, new_figure
 
 
 @drawing
@@ -72,6 +72,43 @@ def blocks(chunks: int, L: int) -> BookFigure:
             _arrow(axes, (x + 1.2, y + L - 0.8), (x + 1.2, y + L + 0.8), color=BLUE)
             axes.text(x + 1.45, y + L, f"$S_{{[{i + 1}]}}$", va="center")
     axes.set(xlim=(-0.1, N + 6.0), ylim=(N + 0.15, -0.15))
+    return figure
+
+
+@drawing
+def orders(N: int, L: int, steps: int) -> BookFigure:
+    """What four causal forms have computed after some steps; cell (t, i) is token i in output t.
+
+    Vermilion cells are multiplied out, blue ones stand in a state; the last step is darker. Gray
+    ones are multiplied and then masked.
+    """
+    t, i = np.indices((N, N))
+    step_of = {  # the step that computes a cell, from 1
+        "masked": np.ones((N, N), int),
+        "recurrent": t + 1,
+        "scan": np.array([[max(a - b, 1).bit_length() for b in range(N)] for a in range(N)]),
+        "chunkwise": t // L + 1,
+    }
+    weights = {"masked": np.full((N, N), True), "chunkwise": t // L == i // L}
+    width = 7.2
+    figure, ((axes,),) = new_figure(width=width, height=width * (N + 3.2) / (4 * N + 6.4))
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    for place, (name, step) in enumerate(step_of.items()):
+        x = place * (N + 2)
+        formed = weights.get(name, np.full((N, N), False))
+        axes.text(x, -0.7, name, va="center", fontweight="bold")
+        for a, b in np.argwhere((i <= t) | formed):
+            fill = "white"
+            if step[a, b] <= steps:
+                pale, full = (PALE_VERMILION, VERMILION) if formed[a, b] else (PALE_BLUE, BLUE)
+                fill = "#dddddd" if b > a else full if step[a, b] == steps else pale
+            if b <= a or fill != "white":
+                axes.add_patch(Rectangle((x + b, a), 1, 1, fc=fill, ec="#b5b5b5", linewidth=0.6))
+        last = int(step[-1].max())
+        done = f"{min(steps, last)} of {last} step{'s' * (last > 1)}"
+        axes.text(x, N + 0.9, done, va="center", color=GRAY)
+    axes.set(xlim=(-0.2, 4 * N + 6.2), ylim=(N + 1.6, -1.6))
     return figure
 
 

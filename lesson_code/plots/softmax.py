@@ -84,13 +84,13 @@ def tiles(num_tiles: int) -> BookFigure:
                 color="white" if (i, j) == current else INK,
             )
     line = {"arrowstyle": "-", "color": GRAY}
-    for text, x, y in (
+    for text, column, row in (
         ("skipped", num_tiles - 0.2, num_tiles - 0.5),
         ("half masked", num_tiles - 1.3, 1.6),
     ):
-        axes.annotate(text, (x, y), (num_tiles + 0.4, y), va="center", arrowprops=line)
-    y = num_tiles - 0.5 - current[0]
-    axes.annotate("in memory now", (0, y), (-0.4, y), va="center", ha="right", arrowprops=line)
+        axes.annotate(text, (column, row), (num_tiles + 0.4, row), va="center", arrowprops=line)
+    row = num_tiles - 0.5 - current[0]
+    axes.annotate("in memory now", (0, row), (-0.4, row), va="center", ha="right", arrowprops=line)
     axes.set(xlim=(-2.9, num_tiles + 2.4), ylim=(-0.05, num_tiles + 0.05), aspect="equal")
     axes.set_axis_off()
     return figure

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -37,7 +38,7 @@ SIGNED = LinearSegmentedColormap.from_list(
     "signed", ["#8a3800", VERMILION, "#ffffff", BLUE, "#023858"]
 )
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 11,
     "axes.titlesize": 11,
     "axes.labelsize": 11,
@@ -229,7 +230,7 @@ def _name_lines(axes: Axes, height: float) -> None:
     axes.autoscale_view()
     to_fraction = axes.transData + axes.transAxes.inverted()
     ends = [
-        (to_fraction.transform((line.get_xdata()[-1], line.get_ydata()[-1]))[1], line)
+        (to_fraction.transform(np.asarray(line.get_xydata())[-1])[1], line)
         for line in axes.get_lines()
     ]
     apart = 14 / (72 * height * 0.8)  # a line of text, as a fraction of the axes' height
@@ -239,7 +240,7 @@ def _name_lines(axes: Axes, height: float) -> None:
         axes.text(
             1.01,
             lowest,
-            line.get_label(),
+            str(line.get_label()),
             transform=axes.transAxes,
             color=line.get_color(),
             va="center",

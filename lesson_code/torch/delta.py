@@ -227,7 +227,7 @@ def _check(q, k, v, form, chunk_size, initial_state, return_state, **by_token):
     _arguments.check_form(form, ("recurrent", "chunkwise"))
     _arguments.check_integer("chunk_size", chunk_size, minimum=1)
     _arguments.check_queries_keys_values(q, k, v)
-    N, D, M = *k.shape[-2:], v.shape[-1]
+    (N, D), M = k.shape[-2:], v.shape[-1]
     _arguments.check_same("q", q.shape[-2], "the length of k", N)
     leading = {"k": k.shape[:-2], "v": v.shape[:-2]}
     for name, tensor in by_token.items():

@@ -29,7 +29,7 @@ an error on all ranks rather than a wrong sum, or a wait without end.
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -440,7 +440,8 @@ class _Header(NamedTuple):
         plain = len(cls._fields) - 3
         ends = range(plain, plain + 3 * _AXES, _AXES)
         shapes = (tuple(x for x in numbers[i : i + _AXES] if x >= 0) for i in ends)
-        return cls(*numbers[:plain], *shapes)
+        fields: list[Any] = [*numbers[:plain], *shapes]
+        return cls(*fields)
 
     @property
     def step(self) -> str:
@@ -534,8 +535,11 @@ class _Exchange:
         anchor = state.new_zeros((), requires_grad=needed and torch.is_grad_enabled())
         return _Send.apply(self, torch.cat(columns, dim=-1), anchor)
 
-    def receive(self, sent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The state before this part where causal, and the one after the last where it is used."""
+    def receive(self, sent: Tensor) -> tuple[Any, Any]:
+        """The state before this part where causal, and the one after the last where it is used.
+
+        None stands for the one that is not.
+        """
         return _Receive.apply(self, sent)
 
     def _fold(self, gathered):
@@ -675,11 +679,11 @@ class _Receive(torch.autograd.Function):
         saved = ctx.saved_tensors  # an error, before anything is sent, if they have been freed
         exchange = ctx.exchange
         exchange._agree(exchange._start(exchange._numbers(exchange.header._replace(backward=1))))
-        grads = [grad for grad in grads if grad is not None]
-        states = torch.stack([grad.detach() for grad in grads])
-        saved = saved if exchange.has_decay else (None, None)
-        exchange.arriving_back = exchange._start(states), *saved
-        return None, _once(states.new_zeros(()), *grads)
+        used = [grad for grad in grads if grad is not None]
+        states = torch.stack([grad.detach() for grad in used])
+        decays = saved if exchange.has_decay else (None, None)
+        exchange.arriving_back = exchange._start(states), *decays
+        return None, _once(states.new_zeros(()), *used)
 
 
 # The first argument, for a graph of gradients: it depends on all the others in ways that no rank

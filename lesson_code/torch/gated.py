@@ -117,7 +117,9 @@ def gated_linear_attention(
     S = initial_memory(initial_state, "v", v, sizes, **leading)
     _arguments.check_leading(q=q.shape[:-2], initial_state=tuple(S.shape[:-2]))
 
+    dtype = q.dtype
     with full_precision(q):
-        out, S = additive(form, *accumulate(q, k, v, log_decay), S, chunk_size=chunk_size)
-    out = out.to(q.dtype)
+        q, k, v, g = accumulate(q, k, v, log_decay)
+        out, S = additive(form, q, k, v, g, S, chunk_size=chunk_size)
+    out = out.to(dtype)
     return (out, S) if return_state else out

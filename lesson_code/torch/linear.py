@@ -383,8 +383,7 @@ def linear_attention(
         name = "return_state" if initial_state is None else "initial_state"
         raise ValueError(f"{name} needs causal=True, got {causal=}.")
     if _on_kernels(backend, causal, form, q):
-        options = (feature_map, normalize, initial_state, return_state)
-        return _by_kernels(q, k, v, *options)
+        return _by_kernels(q, k, v, feature_map, normalize, initial_state, return_state)
     if causal and form is None:
         form = "masked" if k.shape[-2] <= chunk_size else "chunkwise"
 
@@ -400,8 +399,8 @@ def linear_attention(
         if causal:
             S, z = _broadcast_state(q, k, given_v, initial_state)
         if form == "chunkwise":
-            options = (inside or "identity", normalize, chunk_size)
-            out, S, z = chunkwise.chunkwise(q, k, v, S, z, *options)
+            inside = inside or "identity"
+            out, S, z = chunkwise.chunkwise(q, k, v, S, z, inside, normalize, chunk_size)
         else:
             if causal:
                 numerator, denominator, S, z = _CAUSAL[form](q, k, v, S, z)
@@ -493,13 +492,18 @@ def _scan(q, k, v, S, z):
 
 
 _GLOBAL = {"quadratic": _quadratic, "linear": _linear}
-_CAUSAL = {"masked": _masked, "recurrent": _recurrent, "cumsum": _cumsum, "scan": _scan}
+_CAUSAL: dict = {
+    "masked": _masked,
+    "recurrent": _recurrent,
+    "cumsum": _cumsum,
+    "scan": _scan,
+}
 _FORMS = {False: tuple(_GLOBAL), True: (*_CAUSAL, "chunkwise")}
 
 
 def _fewest_operations(q, k, v):
     """The form of the fewest multiplications when all positions see each other."""
-    Nq, Nk, C, M = q.shape[-2], *k.shape[-2:], v.shape[-1]
+    Nq, (Nk, C), M = q.shape[-2], k.shape[-2:], v.shape[-1]
     return "quadratic" if Nq * Nk * (C + M) <= (Nq + Nk) * C * M else "linear"
 
 

@@ -111,7 +111,7 @@ def retention(
     _arguments.check_axes(q=(q, "N, D"), k=(k, "N, D"), v=(v, "N, M"))
     _arguments.check_form(form, ("recurrent", "parallel", "chunkwise"))
     chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
-    decay = _decays(decay, q)
+    decays = _decays(decay, q)
     S = _memory.initial_memory(
         initial_state,
         "v",
@@ -119,12 +119,12 @@ def retention(
         {"D": k.shape[-1], "M": v.shape[-1]},
         k=k.shape[:-2],
         v=v.shape[:-2],
-        decay=decay.shape,
+        decay=decays.shape,
     )
     _arguments.check_leading(q=q.shape[:-2], initial_state=S.shape[:-2])
 
     dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
-    log_decay = decay.log()[..., None, None].expand(*decay.shape, k.shape[-2], 1)
+    log_decay = decays.log()[..., None, None].expand(*decays.shape, k.shape[-2], 1)
     with full_precision(q):
         out, S = additive(form, q, k, v, log_decay, S, chunk_size=chunk_size)
     out = out.to(dtype)

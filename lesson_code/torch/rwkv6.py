@@ -123,8 +123,9 @@ def rwkv6(
         r=r.shape[:-2], bonus=bonus.shape[:-1], initial_state=tuple(S.shape[:-2])
     )
 
+    dtype = r.dtype
     with full_precision(r):
-        *tokens, u = accumulate(r, k, v, log_decay, bonus)
-        out, S = additive(form, *tokens, S, u, chunk_size=chunk_size)
-    out = out.to(r.dtype)
+        r, k, v, g, u = accumulate(r, k, v, log_decay, bonus)
+        out, S = additive(form, r, k, v, g, S, u, chunk_size=chunk_size)
+    out = out.to(dtype)
     return (out, S) if return_state else out

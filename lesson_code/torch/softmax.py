@@ -534,7 +534,7 @@ class _Tile(torch.autograd.Function):
             return _online_softmax(q, k, v, *ctx.options)
 
         with full_precision(gradient):
-            _, backward = torch.func.vjp(again, *ctx.saved_tensors)
+            backward = torch.func.vjp(again, *ctx.saved_tensors)[1]
             return *backward(gradient), None, None, None
 
 

@@ -1,5 +1,7 @@
 """Parts that the modules share."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -25,7 +27,7 @@ def check_tokens(name: str, tokens, axes: str) -> None:
         raise ValueError(f"{name} must have shape ({axes}), got {tuple(tokens.shape)}.")
 
 
-def check_state(state, kind: type, B: int, H: int) -> None:
+def check_state(state, kind: Any, B: int, H: int) -> None:
     """Refuse all but a NamedTuple of one kind whose tensors are (B, H, ...)."""
     if not isinstance(state, kind):
         raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}.")
@@ -37,7 +39,7 @@ def check_state(state, kind: type, B: int, H: int) -> None:
             )
 
 
-def check_shapes(state, kind: type, *shapes: tuple[int, ...]) -> None:
+def check_shapes(state, kind: Any, *shapes: tuple[int, ...]) -> None:
     """Refuse all but a NamedTuple of one kind whose tensors have these shapes."""
     if not isinstance(state, kind):
         raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}.")
@@ -95,7 +97,8 @@ class ShortConvolution(nn.Module):
             tail = x.new_zeros(len(x), self.size - 1, x.shape[-1])
         x = torch.cat([tail.to(x.dtype), x], dim=1)
         N = x.shape[1] - self.size + 1
-        y = sum(self.weight[:, i] * x[:, i : i + N] for i in range(self.size))
+        taps = [self.weight[:, i] * x[:, i : i + N] for i in range(self.size)]
+        y = sum(taps[1:], start=taps[0])
         y = y if self.bias is None else y + self.bias
         return nn.functional.silu(y), x[:, N:].clone()
 

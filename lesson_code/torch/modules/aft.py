@@ -1,5 +1,6 @@
 """AFT-simple as a module."""
 
+import torch
 from torch import nn
 
 from lesson_code.torch._precision import accumulate, full_precision
@@ -56,7 +57,7 @@ class AFTSimple(Mixer):
             nn.Linear(width, width, bias=False) for _ in range(4)
         )
 
-    def mix(self, x, state):
+    def mix(self, x: torch.Tensor, state: WKVState | None) -> tuple[torch.Tensor, WKVState]:
         if state is not None:
             check_shapes(state, WKVState, *[(len(x), self.width)] * 3)
         q, k, v = accumulate(self.query(x), self.key(x), self.value(x))

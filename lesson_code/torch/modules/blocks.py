@@ -1,8 +1,8 @@
 """Blocks of mixers, one on top of the other: the body of every model."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ class Block(Mixer):
     """A mixer and a feed-forward sublayer, each after a norm and with a residual around it."""
 
     is_block = True
+    mixer: Any  # a Mixer, or a module with its methods
 
     def __init__(self, width: int, mixer: nn.Module) -> None:
         super().__init__(width)
@@ -45,6 +46,10 @@ class Block(Mixer):
 
 class Blocks(nn.ModuleList):
     """Modules like :class:`Mixer`, used as if they were one; the state is a tuple of theirs."""
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Any]: ...
 
     def forward(
         self, x: torch.Tensor, *, state: tuple | None = None, return_state: bool = False

@@ -51,7 +51,9 @@ class _DeltaMemory(Mixer):
         self.norm = HeadNorm(width // self.num_heads)
         self.output = nn.Linear(width, width, bias=False)
 
-    def mix(self, x, state):
+    def mix(
+        self, x: torch.Tensor, state: DeltaNetState | None
+    ) -> tuple[torch.Tensor, DeltaNetState]:
         B, H, D = len(x), self.num_heads, self.width // self.num_heads
         if state is not None:
             tail_shape = B, self.convolution.size - 1, 3 * self.width

@@ -86,7 +86,7 @@ class GatedLinearAttention(Mixer):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def mix(self, x, state):
+    def mix(self, x: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         if state is not None:
             self._check_state(state, len(x))
         q, k, v, logits = accumulate(

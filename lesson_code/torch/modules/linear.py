@@ -30,7 +30,9 @@ class _LinearMemory(Mixer):
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
 
-    def mix(self, x, state):
+    def mix(
+        self, x: torch.Tensor, state: LinearAttentionState | None
+    ) -> tuple[torch.Tensor, LinearAttentionState]:
         if state is not None:
             check_state(state, LinearAttentionState, len(x), self.num_heads)
         q, k, v = (
@@ -51,10 +53,14 @@ class _LinearMemory(Mixer):
         )
         return self._after_read(read.transpose(1, 2), x), state
 
-    def mix_one(self, x_t, state):
+    def mix_one(
+        self, x_t: torch.Tensor, state: LinearAttentionState
+    ) -> tuple[torch.Tensor, LinearAttentionState]:
         return self._one(x_t, state, LinearAttentionState.write)
 
-    def mix_one_(self, x_t, state):
+    def mix_one_(
+        self, x_t: torch.Tensor, state: LinearAttentionState
+    ) -> tuple[torch.Tensor, LinearAttentionState]:
         return self._one(x_t, state, LinearAttentionState.write_)
 
     def _one(self, x_t, state, write):

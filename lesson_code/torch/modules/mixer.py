@@ -170,7 +170,7 @@ class Mixer(nn.Module):
         super().__init_subclass__(**settings)
         # Who mixes in another way than the parent does not inherit its way in place.
         if {"mix", "mix_one", "step"} & vars(cls).keys() and "mix_one_" not in vars(cls):
-            cls.mix_one_ = Mixer.mix_one_
+            cls.mix_one_ = Mixer.mix_one_  # type: ignore[method-assign]
 
     def _check(self, name, x, leading):
         _arguments.check_arrays(torch.Tensor, **{name: x})

@@ -83,6 +83,8 @@ class Retention(Mixer):
     (torch.Size([1, 2, 4, 4]), [5.0])
     """
 
+    forgetting: torch.Tensor
+
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__(width)
         self.num_heads = check_heads(width, num_heads)

@@ -122,7 +122,7 @@ class RWKV4TimeMix(Mixer):
         for linear in (self.key, self.receptance, self.output):
             nn.init.zeros_(linear.weight)
 
-    def mix(self, x, state):
+    def mix(self, x: torch.Tensor, state: RWKV4State | None) -> tuple[torch.Tensor, RWKV4State]:
         if state is not None:
             check_shapes(state, RWKV4State, *[(len(x), self.width)] * 4)
         last, memory = (_zeros_before(x), None) if state is None else _split(state)
@@ -191,7 +191,7 @@ class RWKV4ChannelMix(Mixer):
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.receptance.weight)
 
-    def mix(self, x, state):
+    def mix(self, x: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         if state is not None:
             _arguments.check_arrays(torch.Tensor, state=state)
             if state.shape != (len(x), self.width):
@@ -268,8 +268,11 @@ class RWKV4Block(Mixer):
         self.norm_1 = nn.LayerNorm(width)
         self.norm_2 = nn.LayerNorm(width)
 
-    def mix(self, x, state):
-        time_state = channel_state = None
+    def mix(
+        self, x: torch.Tensor, state: RWKV4BlockState | None
+    ) -> tuple[torch.Tensor, RWKV4BlockState]:
+        time_state: RWKV4State | None = None
+        channel_state: torch.Tensor | None = None
         if state is not None:
             check_shapes(state, RWKV4BlockState, *[(len(x), self.width)] * 5)
             time_state, channel_state = RWKV4State(*state[:-1]), state.channel_last

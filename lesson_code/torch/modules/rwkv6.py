@@ -109,9 +109,9 @@ class RWKV6TimeMix(Mixer):
         channel = torch.arange(width)
         part = channel / width  # 0 ... 1 - 1/F
         to_one = channel / max(width - 1, 1)  # 0 ... 1
-        linear, root = 1 - part, 1 - part**0.5
-        self.first_share = nn.Parameter(linear.clone())
-        self.shares = nn.Parameter(torch.stack([linear, linear, linear, root, root]))
+        straight, root = 1 - part, 1 - part**0.5
+        self.first_share = nn.Parameter(straight.clone())
+        self.shares = nn.Parameter(torch.stack([straight, straight, straight, root, root]))
         rank = min(MIX_RANK, width)
         self.shares_down = nn.Parameter(torch.zeros(width, MIXED * rank))
         self.shares_up = nn.Parameter(torch.empty(MIXED, rank, width).uniform_(-0.01, 0.01))
@@ -123,7 +123,7 @@ class RWKV6TimeMix(Mixer):
         zigzag = 0.1 * ((channel + 1) % 3 - 1)
         self.bonus = nn.Parameter(zigzag.unflatten(0, (self.num_heads, -1)))
 
-    def mix(self, x, state):
+    def mix(self, x: torch.Tensor, state: RWKV6State | None) -> tuple[torch.Tensor, RWKV6State]:
         B, H, D = len(x), self.num_heads, self.width // self.num_heads
         if state is None:
             (like,) = accumulate(x)

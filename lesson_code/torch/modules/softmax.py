@@ -1,6 +1,6 @@
 """Softmax attention as a module, whose state is the KV cache."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -106,7 +106,7 @@ class SoftmaxAttention(Mixer):
         out = softmax_attention(q, k, v, causal=True)
         return self.output(merge_heads(out)), KVCache(k, v)
 
-    def mix_one_(self, x_t, state):
+    def mix_one_(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
         q, k, v = (
             linear(x_t).unflatten(-1, (self.num_heads, 1, -1))  # (B, H, 1, D)
             for linear in (self.query, self.key, self.value)
