@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parent.parent
 BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
@@ -21,8 +22,9 @@ BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("book")
     group.addoption("--no-skips", action="store_true", help="fail when anything was skipped")
+    group.addoption("--site", type=Path, help="try this built site, in place of building one")
     group.addoption(
-        "--all-notebooks", action="store_true", help="try every notebook as Colab would, not one"
+        "--all-notebooks", action="store_true", help="try every notebook, not one of a kind"
     )
 
 
@@ -47,14 +49,39 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _skipped(config: pytest.Config) -> int:
-    return len(config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", []))
+    # With `pytest -n 2` the process that reports counts for all; the workers have no reporter.
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return len(reporter.stats.get("skipped", [])) if reporter else 0
+
+
+# A kernel gets its ports from the process that starts it and opens them a moment later: two
+# processes that start kernels at the same time could hand out the same port.
+START_KERNELS = ("test_canaries.py", "test_colab.py", "test_exercises.py", "test_notebooks.py")
+
+
+def one_after_another(nodeid: str) -> str:
+    """The name of what `pytest -n 2 --dist loadfile` leaves to one process, in its order."""
+    file = nodeid.partition("::")[0]
+    return "kernels" if file.endswith((".ipynb", *START_KERNELS)) else file
+
+
+@pytest.hookimpl(optionalhook=True)  # there is no such hook without pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneProcessForKernels(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return one_after_another(nodeid)
+
+    return OneProcessForKernels(config, log) if config.option.dist == "loadfile" else None
 
 
 def build_book(source: Path, output: Path, **execute: object) -> subprocess.CompletedProcess[str]:
     """Build a book as `make book` does, with other `execute` settings, to `output/_build/html`."""
     config = yaml.safe_load((source / "_config.yml").read_text(encoding="utf-8"))
     config["execute"] |= execute
-    config["sphinx"]["local_extensions"] = {"whole_lines": str(source / "tools")}
+    extensions = config["sphinx"]["local_extensions"]
+    config["sphinx"]["local_extensions"] = dict.fromkeys(extensions, str(source / "tools"))
     output.mkdir(parents=True, exist_ok=True)
     changed = output / "config.yml"
     changed.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
@@ -95,11 +122,21 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def site_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def site_build(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> tuple[Path, str]:
     """The whole site, built strictly from the outputs in the notebooks, and what went wrong."""
-    output = tmp_path_factory.mktemp("site")
-    result = build_book(ROOT, output, execute_notebooks="off")
-    return output / "_build" / "html", result.stdout if result.returncode else ""
+    if pytestconfig.option.site:
+        return pytestconfig.option.site.resolve(), ""
+    shared = tmp_path_factory.getbasetemp()
+    if hasattr(pytestconfig, "workerinput"):  # the workers of `pytest -n 2` share one build
+        shared = shared.parent
+    output, trouble = shared / "site", shared / "site.txt"
+    with FileLock(shared / "site.lock"):
+        if not trouble.exists():
+            result = build_book(ROOT, output, execute_notebooks="off")
+            trouble.write_text(result.stdout if result.returncode else "", encoding="utf-8")
+    return output / "_build" / "html", trouble.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -116,13 +153,13 @@ class _QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def serve() -> Iterator[Callable[[Path], str]]:
+def serve() -> Iterator[Callable[..., str]]:
     """A function that serves a folder on this machine and returns its address."""
     servers = []
 
-    def start(folder: Path) -> str:
-        handler = functools.partial(_QuietHandler, directory=folder)
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    def start(folder: Path, handler: type = _QuietHandler) -> str:
+        in_folder = functools.partial(handler, directory=folder)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), in_folder)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}"

@@ -24,6 +24,7 @@ NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 # It has a result where it has run on a GPU; tests/cupy/test_benchmark.py tries it without one.
 NAMES.remove("kernels")
 SMALL = {
+    "chapters": ["--chapters", "02"],
     "causal": ["--lengths", "70", "128", "--repeats", "1"],
     "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
     "digits": ["--quick"],
@@ -57,7 +58,7 @@ def test_a_script_writes_what_is_committed(name: str, tmp_path: Path) -> None:
 def test_a_result_says_where_it_comes_from(name: str) -> None:
     result = results.load(name)
     assert {"what", "machine", "date", "rows"} <= set(result)
-    assert "seed" in result or name in ("exchange", "registers")  # which draw nothing
+    assert "seed" in result or name in ("chapters", "exchange", "registers")  # which draw nothing
     assert {"device", "threads", "python", "torch"} <= set(result["machine"])
     assert result["rows"]
 
@@ -69,7 +70,7 @@ def test_every_result_has_its_script() -> None:
 
 
 def test_an_unknown_result() -> None:
-    with pytest.raises(ValueError, match="name must be one of causal, decoding.*got 'speed'"):
+    with pytest.raises(ValueError, match="name must be one of causal, chapters.*got 'speed'"):
         results.load("speed")
 
 

@@ -43,9 +43,11 @@ def test_a_bad_notebook_fails(name: str) -> None:
 def test_no_skips() -> None:
     lenient = run_pytest("tests/canaries/skips.py")
     strict = run_pytest("tests/canaries/skips.py", "--no-skips")
+    in_workers = run_pytest("tests/canaries/skips.py", "--no-skips", "-n", "2")  # as `make test`
     nothing_skipped = run_pytest("tests/canaries/skips.py::test_passes", "--no-skips")
-    assert [run.returncode for run in (lenient, strict, nothing_skipped)] == [0, 1, 0]
-    for run in (lenient, strict):
+    runs = (lenient, strict, in_workers, nothing_skipped)
+    assert [run.returncode for run in runs] == [0, 1, 1, 0]
+    for run in (lenient, strict, in_workers):
         assert "a canary: it must be reported" in run.stdout
 
 

@@ -17,7 +17,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 
 import lesson_code
-from tools import notebooks
+from tools import exercises, notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "linear-attention-book"
@@ -25,11 +25,14 @@ COLAB = ["ipykernel", "numpy", "scipy", "torch", "matplotlib", "scikit-learn", "
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "notebook" in metafunc.fixturenames:
-        chosen = notebooks.NOTEBOOKS
-        if not metafunc.config.option.all_notebooks:
-            chosen = chosen[:1]
-        metafunc.parametrize("notebook", chosen, ids=lambda path: path.stem)
+    for fixture, every, one in (
+        ("notebook", notebooks.NOTEBOOKS, "01"),
+        ("chapter", exercises.chapters(ROOT), "03"),  # what it imports is loaded in no time
+    ):
+        if fixture in metafunc.fixturenames:
+            if not metafunc.config.option.all_notebooks:
+                every = [path for path in every if path.name.startswith(one)]
+            metafunc.parametrize(fixture, every, ids=lambda path: path.stem)
 
 
 # --- The whole notebook, in an environment of its own ------------------------------------------
@@ -67,6 +70,15 @@ def published(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def published_exercises(
+    published: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """The notebooks of exercises as the published tree makes them, by their names."""
+    folder = tmp_path_factory.mktemp("exercises")
+    return {path.name: path for path in exercises.write_notebooks(folder, root=published)}
+
+
 def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([python, *arguments], capture_output=True, text=True, check=False)
 
@@ -86,23 +98,30 @@ print(json.dumps(found))
     return json.loads(result.stdout)
 
 
-def test_a_notebook_runs_alone(
-    colab: Path, published: Path, notebook: Path, tmp_path: Path
-) -> None:
-    run(colab, "-m", "pip", "uninstall", "--yes", NAME)
-    before = installed(colab)
-    assert NAME not in before
+def run_alone(
+    python: Path, path: Path, published: Path, folder: Path, *, fresh: bool = True
+) -> list[nbformat.NotebookNode]:
+    """Run a notebook in an empty folder, and see that its first cell brings `lesson_code` only.
 
-    kernel = tmp_path / "jupyter" / "kernels" / "colab"
+    Where it need not be `fresh`, an earlier notebook may have installed it. Returns the cells with
+    their outputs.
+    """
+    if fresh:
+        run(python, "-m", "pip", "uninstall", "--yes", NAME)
+    before = installed(python)
+    assert not (fresh and NAME in before)
+
+    kernel = folder / "jupyter" / "kernels" / "colab"
     kernel.mkdir(parents=True)
-    argv = [str(colab), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     spec = {"argv": argv, "display_name": "Colab", "language": "python", "env": {"PYTHONPATH": ""}}
     (kernel / "kernel.json").write_text(json.dumps(spec))
-    empty = tmp_path / "content"
+    empty = folder / "content"
     empty.mkdir()
 
-    content = nbformat.read(published / "book" / notebook.name, as_version=4)
+    content = nbformat.read(path, as_version=4)
     assert published.as_uri() in content.cells[0].source
+    assert content.cells[0].source == notebooks.first_cell(published.as_uri(), published)
     again = nbformat.v4.new_code_cell(content.cells[0].source)
     content.cells.insert(1, again)  # readers run the first cell twice
     after = []
@@ -111,17 +130,67 @@ def test_a_notebook_runs_alone(
         kernel_name="colab",
         timeout=600,
         resources={"metadata": {"path": empty}},
-        on_cell_executed=lambda cell_index, **_: cell_index < 2 and after.append(installed(colab)),
+        on_cell_executed=lambda cell_index, **_: cell_index < 2 and after.append(installed(python)),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+        patch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
         client.execute()
 
     first, second = after
     assert first[NAME] == lesson_code.__version__
     assert second == first  # the second time, nothing was installed
     assert {name: first[name] for name in before} == before  # NumPy and torch among them
-    assert set(first) - set(before) == {NAME, "written"}
+    assert set(first) == set(before) | {NAME, "written"}
+    return content.cells
+
+
+def said(cell: nbformat.NotebookNode) -> str:
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def test_a_notebook_runs_alone(
+    colab: Path, published: Path, notebook: Path, tmp_path: Path
+) -> None:
+    run_alone(colab, published / "book" / notebook.name, published, tmp_path)
+
+
+def test_a_notebook_of_exercises_runs_alone(
+    colab: Path,
+    published: Path,
+    published_exercises: dict[str, Path],
+    chapter: Path,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+) -> None:
+    """As a reader finds it: nothing is written yet, and each check asks for what is missing.
+
+    That the checks accept the solutions is tried in tests/test_exercises.py.
+    """
+    path = published_exercises[chapter.name]
+    fresh = pytestconfig.option.all_notebooks  # to install it once more would take longer than all
+    asked = 0
+    for cell in run_alone(colab, path, published, tmp_path, fresh=fresh):
+        if cell.cell_type == "code" and (
+            call := re.search(r'check_exercise\(\s*"([\w-]+)"', cell.source)
+        ):
+            assert re.search(rf"(?m)^{call[1]}: write .*, then run", said(cell)), cell
+            asked += 1
+    assert asked >= 2  # by hand, and in code
+
+
+def test_a_chapter_that_uses_a_gpu_says_what_it_does_without_one() -> None:
+    """Its cell that looks for a GPU says so, on the page and in Colab."""
+    found = []
+    for path in exercises.chapters(ROOT):
+        cells = nbformat.read(path, as_version=4).cells
+        cells = [cell for cell in cells if cell.cell_type == "code"]
+        looking = [cell for cell in cells if "cuda.is_available" in cell.source]
+        if any('"cuda"' in cell.source for cell in cells):
+            assert looking, path
+        for cell in looking:
+            assert re.search(r"(?m)^[A-Z].*, as there is no GPU\.$", said(cell)), path
+        found += looking
+    assert found
 
 
 # --- The first cell by itself ------------------------------------------------------------------

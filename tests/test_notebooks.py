@@ -117,6 +117,16 @@ def cells_are_short(notebook: NotebookNode) -> list[str]:
     return problems + [f"cell {i} is empty" for i, count in lengths if not count]
 
 
+def lines_fit_the_page(notebook: NotebookNode) -> list[str]:
+    """A longer line would scroll. Nobody sees the first cell."""
+    return [
+        f"cell {i} has a line of {len(line)} characters, more than 78: {line.strip()[:40]}..."
+        for i, cell in code_cells(notebook)[1:]
+        for line in cell.source.splitlines()
+        if len(line) > 78
+    ]
+
+
 def outputs_are_small(notebook: NotebookNode) -> list[str]:
     problems = []
     for i, kind, content in output_data(notebook):
@@ -151,6 +161,7 @@ RULES = [
     prints_few_digits,
     figures_have_words,
     cells_are_short,
+    lines_fit_the_page,
     outputs_are_small,
 ]
 CHAPTER_RULES = [exercises_have_solutions]
@@ -253,6 +264,7 @@ BAD = [
     (figures_have_words, showing("image/svg+xml", "<svg/>")),
     (cells_are_short, cell(2, source="x = 1\n" * 26)),
     (cells_are_short, cell(2, source="")),
+    (lines_fit_the_page, cell(2, source="x = " + "1" * 75)),
     (outputs_are_small, printing("x" * 100_001)),
     (outputs_are_small, showing("image/png", "x" * 540_000)),
     (exercises_have_solutions, cell(1, source="")),
