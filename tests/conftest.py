@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from filelock import FileLock
@@ -74,6 +75,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return one_after_another(nodeid)
 
     return OneProcessForKernels(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.fixture(autouse=True)
+def print_options_as_before() -> Iterator[None]:
+    """Some tests run a notebook's cells here, which round what they print; doctests may follow."""
+    with np.printoptions():
+        yield
+    if torch := sys.modules.get("torch"):
+        torch.set_printoptions(profile="default")
 
 
 def build_book(source: Path, output: Path, **execute: object) -> subprocess.CompletedProcess[str]:
