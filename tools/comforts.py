@@ -7,6 +7,7 @@ PARTS = [
     "legend",
     "light_pages",
     "page_heads",
+    "punctuation",
     "reading_map",
     "status_page",
     "symbol_search",
