@@ -68,7 +68,7 @@ bench-gpu: .venv/ready  ## measure the kernels on a GPU
 	"$(BIN)"/python benchmarks/generation.py --device cuda
 
 clean:  ## remove .venv and everything that was built
-	rm -rf .venv _build
+	rm -rf .venv _build build
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile

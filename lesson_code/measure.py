@@ -97,9 +97,8 @@ def keep_freed_memory() -> bool:
     """Let this process keep large arrays that are freed, for the next ones to take.
 
     glibc returns an array above 32 MiB to the system when it is freed. The next one of its size is
-    then new, and the system hands it out page by page when it is first written: that can cost a
-    third of the time of a function that computes little for each number. GPUs keep freed memory
-    anyway.
+    then new, and the system hands it out page by page when it is first written, which a function
+    that computes little for each number waits for. GPUs keep freed memory anyway.
 
     Returns
     -------

@@ -56,6 +56,7 @@ ONLY_IN = {
     "rotation (of queries and keys)": "12 15",
     "segment": "07 09 18",
     "step size": "13",
+    "thread": "09",  # in others it is one of a processor
     "work": "",  # chapter 7 says what it is, but does some work before
     "write": "03",
 }

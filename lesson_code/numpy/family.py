@@ -339,10 +339,10 @@ _ROWS = (
         transition=Part(r"S_{t-1}", lambda S, x: S),
         write=Part(r"\text{append } (k_t, v_t)", lambda x: [(x.k, _beside_one(x.v))]),
         read=Part(
-            r"\sigma(q_t) \odot \sum_{j \le t} e^{k_j + w_{tj}} \odot v_j",
+            r"\sigma(q_t) \odot \sum_{j \le t} e^{k_j + b_{tj}} \odot v_j",
             lambda _, S, x: _gated(x.q, _biased_sum(S, x.position_bias)),
         ),
-        normalizer=r"\sum_{j \le t} e^{k_j + w_{tj}}",
+        normalizer=r"\sum_{j \le t} e^{k_j + b_{tj}}",
         state=Part(r"2 D\, t", lambda D, t: 2 * D * t),
         operations=Part(r"3 D\, t", lambda D, t: 3 * D * t + D),
     ),

@@ -29,8 +29,8 @@ def selective_scan(
 
     .. math::
 
-        h_t &= \exp(\Delta_t A) \circ h_{t-1} + (\Delta_t \circ x_t) B_t^\top \\
-        y_t &= h_t C_t + D \circ x_t
+        h_t &= \exp(\Delta_t A) \odot h_{t-1} + (\Delta_t \odot x_t) B_t^\top \\
+        y_t &= h_t C_t + D \odot x_t
 
     where :math:`\Delta_t` multiplies the rows of A: entry (e, k) of the decay is
     :math:`\exp(\Delta_{te} A_{ek})`. The state is read after it is written.
@@ -184,9 +184,9 @@ def state_space_dual(
 
     .. math::
 
-        S_t &= a_t S_{t-1} + B_t x_t^\top \qquad y_t = S_t^\top C_t \\
-        Y &= \left(C B^\top \circ \Gamma\right) X, \qquad
-        \Gamma_{tj} = a_t a_{t-1} \cdots a_{j+1} \text{ for } j \le t, \text{ else } 0
+        S_t &= a_t S_{t-1} + B_t x_t^\top, \qquad y_t = S_t^\top C_t \\
+        Y &= \left(C B^\top \odot \Gamma\right) X \\
+        \Gamma_{tj} &= a_t a_{t-1} \cdots a_{j+1} \text{ for } j \le t, \text{ else } 0
 
     B is the key, C the query and x the value of linear attention.
 

@@ -6,8 +6,8 @@ r applies to what it finds (1 where there is none) and the state :math:`T_r` tha
 
 .. math::
 
-    A_r = a_r \circ A_{r-1} + T_r \qquad B_r = A_{r-1} \qquad
-    o_t = \mathrm{inside}_t + b_t \circ q_t \cdot B_r
+    A_r = a_r \odot A_{r-1} + T_r \qquad B_r = A_{r-1} \qquad
+    o_t = \mathrm{inside}_t + b_t \odot q_t \cdot B_r
 
 where inside is attention within the part, and :math:`b_t` the decay since the part began. So a call
 takes one exchange: every rank sends its T (and a), and folds all of them into its own B and into
@@ -16,7 +16,7 @@ gradient of its B (and of the last state), and folds them, in reverse, into that
 
 .. math::
 
-    dA_{r-1} = dB_r + a_r \circ dA_r \qquad dT_r = dA_r \qquad da_r = \sum_m dA_r \circ B_r
+    dA_{r-1} = dB_r + a_r \odot dA_r \qquad dT_r = dA_r \qquad da_r = \sum_m dA_r \odot B_r
 
 A normalizer z is one more column of the state, and a 1 at the end of each value writes it. A decay
 is sent as one more column, too.

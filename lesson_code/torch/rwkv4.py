@@ -151,7 +151,10 @@ def time_mix(
     With :math:`k_t`, :math:`v_t` and :math:`r_t` the inputs mixed by `mix_k`, `mix_v` and `mix_r`
     (:func:`token_shift`), it computes :eq:`eq-time-mix`,
 
-    .. math:: y_t = \bigl(\sigma(r_t W_r) \odot \mathrm{wkv}(k W_k, v W_v)_t\bigr) W_o
+    .. math::
+
+        o &= \mathrm{wkv}(k W_k, v W_v) \\
+        y_t &= \left(\sigma(r_t W_r) \odot o_t\right) W_o
 
     Parameters
     ----------

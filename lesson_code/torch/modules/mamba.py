@@ -60,7 +60,7 @@ class SelectiveSSM(Mixer):
         u &= \mathrm{silu}(w * (x W_u)) \qquad z = x W_z \\
         \Delta_t &= \mathrm{softplus}(W_2^\top W_1^\top u_t + b) \qquad
         B_t = W_B^\top u_t \qquad C_t = W_C^\top u_t \\
-        y &= \left(\mathrm{scan}(u, \Delta, A, B, C, D) \circ \mathrm{silu}(z)\right) W_O
+        y &= \left(\mathrm{scan}(u, \Delta, A, B, C, D) \odot \mathrm{silu}(z)\right) W_O
 
     with the scan of :eq:`eq-selective-scan` and :math:`A = -\exp(\text{log\_rate})`. `forward` and
     `step` are those of :class:`Mixer`; the state is a :class:`SelectiveSSMState`.
@@ -152,7 +152,7 @@ class StateSpaceDual(Mixer):
         z &= x W_z \qquad [u, B, C] = \mathrm{silu}(w * (x [W_u, W_B, W_C])) \qquad
         \Delta = \mathrm{softplus}(x W_\Delta + b) \\
         v &= \mathrm{dual}(\Delta u, \Delta A, B, C) + D u \\
-        y &= \mathrm{norm}(v \circ \mathrm{silu}(z)) W_O
+        y &= \mathrm{norm}(v \odot \mathrm{silu}(z)) W_O
 
     where dual is :eq:`eq-state-space-dual` and Δ, :math:`A = -\exp(\text{log\_rate})` and D are
     numbers for each head. `forward` and `step` are those of :class:`Mixer`; the state is a
