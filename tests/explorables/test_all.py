@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explorables.conftest import NARROW, WIDE, explorables
+from tests.explorables.conftest import NARROW, WIDE, Driver, explorables
 
 FIGURES = list(explorables())
 
@@ -60,10 +60,11 @@ STATE = """root => [
 def test_it_fits(explore, figure: str, width: int, tmp_path: Path) -> None:
     driver = explore(figure, width)
     assert driver.root.evaluate(FAULTS) == []
-    if width == NARROW:  # the narrowest phone, or a page at 400 %
-        driver.page.set_viewport_size({"width": 320, "height": 900})
-        driver.settle()
-        assert driver.root.evaluate(FAULTS) == []
+    if width == NARROW:
+        for other in (320, 560):  # the narrowest phone, or a page at 400 %; a small tablet
+            driver.page.set_viewport_size({"width": other, "height": 900})
+            driver.settle()
+            assert driver.root.evaluate(FAULTS) == []
         driver.page.set_viewport_size({"width": NARROW, "height": 900})
         driver.settle()
     picture = driver.root.screenshot(path=tmp_path / f"{figure}_{width}.png")
@@ -104,10 +105,27 @@ def test_a_screen_reader_is_told_when_a_drag_rests(explore) -> None:
     driver = explore("fig-two-brackets")
     told = driver.root.locator("[role=status]")
     first = told.inner_text()
+    assert first == driver.said()  # to be found at once
     driver.slide("N", "1,048,576")  # through all positions
     assert driver.said() != first and told.inner_text() == first
     driver.page.wait_for_function("words => words[0] === words[1].innerText", arg=[
         driver.said(), told.element_handle()])  # fmt: skip
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_choice_is_seen_in_forced_colors(explore, figure: str) -> None:
+    driver = explore(figure, forced_colors="active")
+    background = """labels => labels.map(label => {
+      const probe = document.createElement("p"), color = getComputedStyle(label).backgroundColor;
+      probe.style.background = "Highlight";
+      label.append(probe);
+      const chosen = getComputedStyle(probe).backgroundColor;
+      probe.remove();
+      return color === chosen;
+    })"""
+    lit = driver.root.locator("input[type=radio] + label").evaluate_all(background)
+    radios = driver.root.locator("input[type=radio]")
+    assert lit == radios.evaluate_all("all => all.map(one => one.checked)")
 
 
 @pytest.mark.parametrize("figure", FIGURES)
@@ -125,4 +143,43 @@ def test_without_scripts_the_picture_stands(site: Path, browser, figure: str) ->
     page.goto((site / explorables()[figure]).as_uri())
     assert page.locator(f"#{figure} img").is_visible()
     assert page.locator(".explorable").count() == 0
+    page.close()
+
+
+# Where a finger is, and what it moves: both stand on one screen of a phone, below the page's head.
+@pytest.mark.parametrize(
+    "figure, moved, seen",
+    [
+        ("fig-two-brackets", "N", "linear"),
+        ("fig-signal-crosstalk", "plane", "bars"),
+        ("fig-two-ways", "t", "terms"),
+        ("fig-plane-weights", "plane", "weights"),
+    ],
+)
+def test_cause_and_effect_are_on_one_screen(explore, figure: str, moved: str, seen: str) -> None:
+    driver = explore(figure, NARROW)
+    first, last = (driver.part(name).bounding_box() for name in (moved, seen))
+    assert 0 < last["y"] + last["height"] - first["y"] < 660
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_who_comes_back_finds_controls_and_drawings_agreed(
+    site: Path, browser, serve, figure: str
+) -> None:
+    page = browser.new_page()
+    address = serve(site)  # of a file, a browser does not keep what was typed
+    page.goto(f"{address}/{explorables()[figure]}")
+    driver = Driver(page, figure)
+    first = driver.root.evaluate(STATE)
+    for control in driver.root.locator("input[type=range], input[type=number]").all()[:8]:
+        control.press("ArrowDown")
+    for label in driver.root.locator("fieldset label:last-child").all():
+        label.click()
+    driver.settle()
+    assert driver.root.evaluate(STATE) != first
+    page.goto(f"{address}/genindex.html")
+    page.go_back()
+    driver = Driver(page, figure)
+    driver.settle()
+    assert driver.root.evaluate(STATE) == first
     page.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lesson_code.numpy as ln
-from tests.explorables.conftest import ROOT
+from tests.explorables.conftest import NARROW, ROOT
 
 RULES = ["plain", "decay", "gate", "delta", "gated delta"]
 START = {
@@ -16,6 +16,9 @@ START = {
     "values": [10, 30, 30, 50, 60, 20],
     "gamma": 0.5, "beta": 1.0, "closes": 6, "alpha": 0.1, "channels": "1 and 2",
 }  # fmt: skip
+OVERLAPS = """texts => texts.map(text => text.getBoundingClientRect()).filter((a, i, all) =>
+  all.slice(0, i).some(b => Math.abs(a.y - b.y) < 8 && a.left < b.right - 1 && b.left < a.right - 1)
+).length"""
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +140,40 @@ def test_awkward_streams(stream) -> None:
     assert stream.matrix("weights") == []
     assert np.all(np.array(stream.matrix("sums")) == 0)
     assert "every key reads 0" in stream.said()
+
+
+def test_what_rounding_leaves_of_a_zero_is_not_shown(stream) -> None:
+    unit = [[0.8, -0.6], [0.28, 0.96], [0, 1], [0.6, 0.8], [0.8, -0.6], [0.28, 0.96]]
+    put(stream, START | {"keys": unit})
+    stream.slide("t", 6)
+    stream.choose("asked", "1")
+    shown = stream.part("weights").locator("td").all_inner_texts()
+    assert "0" in shown and not {"0.00", "−0.00"} & set(shown)
+    bars = stream.part("history").locator("rect[fill-opacity]")
+    heights = bars.evaluate_all("all => all.map(bar => Number(bar.getAttribute('height')))")
+    assert min(heights) > 0.01
+
+
+def test_long_numbers_stand_apart_on_a_phone(explore) -> None:
+    stream = explore("fig-token-weights", 320)
+    stream.root.locator("summary").click()
+    keys = [[9, -9], [9, 9], [-9, 0], [9, 9], [0.1, 9], [9, 9]]
+    for knobs in (START | {"values": [-99] * 6}, START | {"keys": keys, "beta": 2.0}):
+        put(stream, knobs)
+        for asked in "13":
+            stream.choose("asked", asked)
+            assert stream.part("history").locator("text").evaluate_all(OVERLAPS) == 0
+
+
+def test_the_stream_is_folded_on_a_phone(explore) -> None:
+    stream = explore("fig-token-weights", NARROW)
+    assert not stream.part("keys").is_visible() and stream.part("weights").is_visible()
+    stream.root.locator("summary").press("Enter")
+    stream.part("values").locator("input").first.fill("-7")
+    stream.settle()
+    assert stream.matrix("weights")[0][0] == 1 and stream.matrix("sums")[2][0] == -7
+    stream.press("reset")
+    assert stream.part("values").locator("input").first.input_value() == "10"
 
 
 def test_bad_numbers_are_not_taken(stream) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lesson_code import costs
+from tests.explorables.conftest import NARROW
+from tests.explorables.test_all import FAULTS
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +42,14 @@ def test_it_says_which_order_is_cheaper(matrix) -> None:
     for N, words in ((32, "Through the matrix"), (128, "Through the state")):
         matrix.slide("N", N)
         assert matrix.said().startswith(words)
+
+
+@pytest.mark.parametrize("D", [4, 256])
+def test_the_largest_numbers_fit(explore, D: int) -> None:
+    narrow = explore("fig-two-brackets", NARROW)
+    narrow.slide("N", "1,048,576")
+    narrow.slide("D", D)
+    for width in (320, 390, 560, 640):
+        narrow.page.set_viewport_size({"width": width, "height": 900})
+        narrow.settle()
+        assert narrow.root.evaluate(FAULTS) == []

@@ -169,3 +169,17 @@ def test_right_angles_are_silent_and_near_ones_mix(memory) -> None:
     (_, *signal), (_, *crosstalk), (_, *read) = memory.matrix("parts")
     assert np.dot(crosstalk, crosstalk) > np.dot(signal, signal)
     assert read == [a + b for a, b in zip(signal, crosstalk, strict=True)]
+
+
+def test_only_the_first_button_of_a_mouse_drags(memory) -> None:
+    memory.press("reset")
+    handle = memory.part("drag-k3")
+    handle.scroll_into_view_if_needed()
+    box = handle.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    memory.page.mouse.move(x, y)
+    memory.page.mouse.down(button="right")
+    memory.page.mouse.move(x - 40, y + 40, steps=4)
+    memory.page.mouse.up(button="right")
+    memory.settle()
+    shown_is_right(memory, K, V, K[0], 3, normalize=False)

@@ -12,6 +12,7 @@ from lesson_code import costs, plots
 from lesson_code.numpy import identity, linear_attention
 from lesson_code.plots.recurrence import PALE_BLUE, PALE_VERMILION
 from lesson_code.plots.style import BLUE, VERMILION
+from tests.explorables.conftest import NARROW
 
 N = 8
 FORMS = ["masked", "recurrent", "scan", "chunkwise"]
@@ -113,6 +114,26 @@ def test_states_and_outputs_are_those_of_the_package(scans) -> None:
                 # a row without numbers is not read
                 expected = [x for x in expected if not np.isnan(x).all()]
                 np.testing.assert_allclose(scans.matrix("numbers"), expected, atol=0.005 + 1e-9)
+
+
+def test_a_number_between_the_steps_is_not_called_wrong(scans) -> None:
+    field = scans.part("tokens").locator("input").first
+    assert field.get_attribute("aria-invalid") == "false"
+    field.fill("2.5")  # arrow keys go in steps of 1
+    field.blur()
+    assert field.input_value() == "2.5"
+    assert field.get_attribute("aria-invalid") == "false"
+
+
+def test_the_steps_stay_in_sight_on_a_phone(explore) -> None:
+    scans = explore("fig-four-orders", NARROW)
+    scans.part("reset").evaluate("button => button.scrollIntoView({block: 'end'})")
+    for name in ("step-next", "step"):
+        above = scans.page.locator(".bd-header-article").bounding_box()
+        box = scans.part(name).bounding_box()
+        assert above["y"] + above["height"] <= box["y"] + 1 < 300
+    scans.press("step-next")
+    assert scans.part("step").input_value() == "3"
 
 
 def test_every_form_fills_the_triangle_once(scans) -> None:

@@ -64,9 +64,8 @@ explorable("fig-three-ways", "Go from token to token: what does each way read, w
   const TOKENS = [[[1, 0], [10, 20]], [[0, 1], [30, 40]], [[1, 1], [50, 60]]].map(([k, v]) => ({q: k, k, v}));
   const tokenAt = t => TOKENS[(t - 1) % 3];  // the three tokens of the chapter, over and over
 
-  const knobs = ui.row();
-  const t = knobs.steps("t", {label: "token t", first: 1, count: LAST, value: 3});
-  const D = knobs.slider("D", {label: "width D = M", values: [2, 4, 8, 16, 32, 64], value: 2});
+  const t = ui.row("explorable-stays").steps("t", {label: "token t", first: 1, count: LAST, value: 3});
+  const D = ui.row().slider("D", {label: "width D = M", values: [2, 4, 8, 16, 32, 64], value: 2});
 
   // --- What is made at this token, and what was there: to scale ---
 
@@ -133,7 +132,8 @@ explorable("fig-three-ways", "Go from token to token: what does each way read, w
       ];
     });
     return {shapes, label: `Token ${t.value}, width ${D.value}, to one scale. Recompute: ${t.value} keys and values, all made now. `
-      + `Cache: ${t.value - 1} from before, and one more. State: S, ${D.value} by ${D.value}, and z.`};
+      + `Cache: ${t.value - 1} from before, and one more. State: S, ${D.value} by ${D.value}, and z.`
+      + (D.value === 2 ? ` Each way the output is ${listed(run("state").output, x => number(x, 1))}.` : "")};
   }});
   ui.text("Framed: made at this token. Blue: kept from before, and only read. All to one scale, which halves "
     + "when the tokens no longer fit. Below, at width 2, the output.");

@@ -47,7 +47,8 @@ const explorable = (figureId, title, build) => {
       if (said.textContent === text) return;
       said.textContent = text;
       clearTimeout(rest);
-      rest = setTimeout(() => { told.textContent = text; }, told.textContent ? 700 : 0);
+      if (told.isConnected) rest = setTimeout(() => { told.textContent = text; }, 700);
+      else told.textContent = text;  // the first words are there to be found, no news
     },
     said,
     firsts: [],  // functions that give controls their first values again
@@ -65,6 +66,7 @@ const explorable = (figureId, title, build) => {
 
 const SVG = "http://www.w3.org/2000/svg";
 const QUIET = {"aria-live": "off"};  // an output would be read aloud at every change
+const FRESH = {autocomplete: "off"};  // or else going back to a page fills in what was typed before
 
 const make = (node, attributes, content) => {
   for (const [key, value] of Object.entries(attributes))
@@ -99,6 +101,12 @@ const panel = (box, common) => {
     inner.append(element("p", {class: "explorable-heading"}, heading));
     return panel(inner, common);
   };
+  // A group that is folded at first on a phone.
+  ui.fold = heading => {
+    const inner = add(element("details", {class: "explorable-group", open: innerWidth > 600}));
+    inner.append(element("summary", {class: "explorable-heading"}, heading));
+    return panel(inner, common);
+  };
   ui.sentence = () => { add(common.said); };
   ui.text = words => {
     const line = add(element("p", {class: "explorable-text"}, words));
@@ -109,7 +117,7 @@ const panel = (box, common) => {
   ui.slider = (name, {label, values, min, max, step = 1, value, show: shown = String}) => {
     const output = element("output", {class: "explorable-value", ...QUIET});
     const range = values ? {min: 0, max: values.length - 1, step: 1} : {min, max, step};
-    const input = element("input", {type: "range", ...range});
+    const input = element("input", {type: "range", ...FRESH, ...range});
     const read = () => (values ? values[Number(input.value)] : Number(input.value));
     const tell = () => {
       output.textContent = shown(read());
@@ -138,7 +146,9 @@ const panel = (box, common) => {
     const group = uniqueId();
     for (const [key, words] of Object.entries(options)) {
       const id = uniqueId();
-      const input = element("input", {type: "radio", name: group, id, value: key, checked: key === value});
+      const input = element("input", {
+        type: "radio", ...FRESH, name: group, id, value: key, checked: key === value,
+      });
       input.addEventListener("change", () => ui.change());
       field.append(input, element("label", {for: id}, words));
     }
@@ -197,7 +207,8 @@ const panel = (box, common) => {
       if (rows && heads) line.append(element("th", {scope: "row"}, rows[i]));
       const cells = row.map((x, j) => {
         const input = element("input", {  // no inputmode: some keyboards for decimals have no minus
-          type: "number", min, max, step, value: x,
+          type: "number", ...FRESH, min, max, step, value: x,
+          "aria-invalid": "false",  // a browser would call numbers between the steps invalid
           "aria-label": `${label}, ${rows ? rows[i] : ""} ${columns ? columns[j] : j + 1}`,
         });
         input.addEventListener("input", () => {  // until it is a number, the last one counts
@@ -208,7 +219,7 @@ const panel = (box, common) => {
         });
         input.addEventListener("blur", () => {
           input.value = state[i][j];
-          input.removeAttribute("aria-invalid");
+          input.setAttribute("aria-invalid", false);
         });
         const cell = element("td", {}, input);
         line.append(cell);
@@ -313,11 +324,11 @@ const panel = (box, common) => {
           ui.change();
         };
         knob.addEventListener("pointerdown", event => {
+          if (event.button) return;  // a menu may keep the end of such a drag to itself
           knob.setPointerCapture(event.pointerId);
           knob.addEventListener("pointermove", follow);
         });
-        for (const end of ["pointerup", "pointercancel"])
-          knob.addEventListener(end, () => knob.removeEventListener("pointermove", follow));
+        knob.addEventListener("lostpointercapture", () => knob.removeEventListener("pointermove", follow));
         knob.addEventListener("keydown", event => {
           const way = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1]}[event.key];
           if (!way) return;

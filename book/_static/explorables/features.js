@@ -44,21 +44,19 @@ explorable("fig-plane-weights", "Drag the query and the keys: whose weights foll
   let q = START.q, keys = [...START.keys];
   const keyName = j => `k${subscript(j + 1)}`;
 
-  const knobs = ui.row();
-  const factor = knobs.slider("factor", {
-    label: "query times", values: [0.25, 0.5, 1, 2, 4, 8], value: 1, show: x => brief(x),
-  });
-  const m = knobs.slider("m", {label: "random features m", values: [1, 4, 16, 64], value: 16});
-  const seed = knobs.choice("seed", {label: "random draw", options: {0: "1", 1: "2", 2: "3"}, value: "0"});
-  const query = () => q.map(x => factor.value * x);
-
-  // --- The plane ---
-
   const both = ui.row();
   const left = both.group("The query and five keys"), right = both.group("Weights, and softmax as a line");
   right.box.style.flex = "2 1 22rem";
+
+  // --- The plane ---
+
+  const square = left.row();
+  const factor = left.slider("factor", {
+    label: "query times", values: [0.25, 0.5, 1, 2, 4, 8], value: 1, show: x => brief(x),
+  });
+  const query = () => q.map(x => factor.value * x);
   const {size, toPixels, fromPixels, snap, step, grid, arrow, name} = plane(3);
-  const drawing = left.drawing("plane", {height: size, paint: width => ({
+  const drawing = square.drawing("plane", {height: size, paint: width => ({
     label: `The plane. q = ${listed(q)}, ${keys.map((k, j) => `${keyName(j)} = ${listed(k)}`).join(", ")}.`,
     shapes: [
       ...grid(width),
@@ -75,8 +73,6 @@ explorable("fig-plane-weights", "Drag the query and the keys: whose weights foll
     label: `key ${keyName(j)}`, ...place, position: () => keys[j], move: (x, y) => { keys[j] = snap(x, y); },
   }));
   const taken = left.text("");
-  left.sentence();
-  left.startAgain(() => { q = START.q; keys = [...START.keys]; });
 
   // --- The weights ---
 
@@ -92,6 +88,11 @@ explorable("fig-plane-weights", "Drag the query and the keys: whose weights foll
     label: `Entropy in nats: ${number(Math.log(5), 2)} if all weights are equal`,
     rows: Object.values(MAPS), columns: [...keys.map((_, j) => keyName(j)), "entropy"],
   });
+  const m = right.slider("m", {label: "random features m", values: [1, 4, 16, 64], value: 16});
+  const seed = right.choice("seed", {label: "random draw", options: {0: "1", 1: "2", 2: "3"}, value: "0"});
+  ui.sentence();
+  ui.startAgain(() => { q = START.q; keys = [...START.keys]; });
+
   // A cell filled to a share of its height, with a line at another share.
   const filled = (share, line) => `linear-gradient(to top, transparent calc(${100 * line}% - 1px),`
     + ` var(--pst-color-text-base) 0 calc(${100 * line}% + 1px), transparent 0),`

@@ -32,13 +32,13 @@ explorable("fig-token-weights", "Go to any token of the stream: what does a key 
 
   // --- What one can change ---
 
-  const steps = ui.steps("t", {label: "after token t", count: N, value: N});
+  const steps = ui.row("explorable-stays").steps("t", {label: "after token t", count: N, value: N});
   const asked = ui.choice("asked", {
     label: "ask for the key of token", value: "1", options: Object.fromEntries(every.map(j => [j, j])),
   });
   const now = ui.text("");
   const history = ui.row(), saying = ui.row(), inputs = ui.row();
-  const knobs = inputs.group("The knobs"), stream = inputs.group("The stream");
+  const knobs = inputs.group("The knobs"), stream = inputs.fold("The stream");
   const share = x => number(x, 2);
   const gamma = knobs.slider("gamma", {label: "decay: γ", min: 0.05, max: 1, step: 0.05, value: 0.5, show: share});
   const beta = knobs.slider("beta", {label: "delta rules: β", min: 0, max: 2, step: 0.05, value: 1, show: share});
@@ -49,6 +49,7 @@ explorable("fig-token-weights", "Go to any token of the stream: what does a key 
     label: "in channels", value: "all", options: {all: "1 and 2", first: "1", second: "2"},
   });
   knobs.text("Gated delta has one gate for all channels.");
+  knobs.startAgain();
 
   const lines = stream.row("explorable-tight");
   const keys = lines.numbers("keys", {
@@ -58,7 +59,6 @@ explorable("fig-token-weights", "Go to any token of the stream: what does a key 
   const values = lines.numbers("values", {
     label: "values", rows: every.map(j => `token ${j}`), columns: [""], heads: false, values: start.values,
   });
-  stream.startAgain();
 
   const weights = ui.matrix("weights", {
     label: "the weight of each token in the read", rows: every.map(j => `token ${j}`), columns: names, wide: true});
@@ -90,7 +90,7 @@ explorable("fig-token-weights", "Go to any token of the stream: what does a key 
   // For each rule the states, and after each token the weights and the parts of what is read.
   const compute = () => Object.fromEntries(names.map(name => {
     const all = through(rules[name]), q = keys.value[asked.value - 1];
-    const rows = all.map(S => read(S, q));
+    const rows = all.map(S => read(S, q).map(w => (Math.abs(w) < 1e-9 ? 0 : w)));  // 1 − 1 may leave 1e-16
     return [name, {states: all, weights: rows, parts: rows.map(split)}];
   }));
   const total = part => sum(Object.values(part));
@@ -110,12 +110,13 @@ explorable("fig-token-weights", "Go to any token of the stream: what does a key 
   };
   const fit = x => (Math.abs(x) < 1e4 ? number(x, 1) : scientific(x, 1));  // in a third of a phone
   const across = width => (width > 540 ? 5 : 3);
+  const places = {5: [0, 0.2, 0.4, 0.6, 0.8], 3: [0, 0.3, 0.63]};  // of the words of the legend
   const panelHeight = 152, top = width => (width > 540 ? 24 : 46);
   const paint = width => {
     const found = compute(), t = steps.value, shapes = [];
     Object.entries(legend).forEach(([which, words], i) => {
       const column = i % across(width), line = Math.floor(i / across(width));
-      const x = width * (across(width) > 3 ? column / 5 : 0.315 * column) + 2, y = 16 + 21 * line;
+      const x = width * places[across(width)][column] + 2, y = 16 + 21 * line;
       shapes.push(signs[which] ? signs[which](x, y) : ["rect", {x, y: y - 10, width: 12, height: 12, class: colors[which]}]);
       shapes.push(["text", {x: x + 19, y}, words()]);
     });
@@ -130,7 +131,7 @@ explorable("fig-token-weights", "Go to any token of the stream: what does a key 
       const y = x => upper + 134 - 92 * (x - low) / (high - low);
       shapes.push(
         ["text", {x: left, y: upper + 15, class: "bold"}, name],
-        ["text", {x: left, y: upper + 33}, `reads ${fit(total(found[name].parts[t]))}`],
+        ["text", {x: left, y: upper + 33}, `${wide > 110 ? "reads " : ""}${fit(total(found[name].parts[t]))}`],
         ["path", {class: "axis", d: `M ${left} ${y(0)} H ${right}`}]);
       for (const u of every) {
         const x = left + (u - 1) * step;

@@ -8,8 +8,6 @@ explorable("fig-two-brackets", "Slide N and D: both orders are drawn to one scal
   const N = knobs.slider("N", {label: "tokens N", values: powers(3, 20), value: 512, show: number});
   const D = knobs.slider("D", {label: "width D = M", values: powers(2, 8), value: 64});
 
-  ui.sentence();
-
   // The counts of lesson_code.costs, for M = D and with the normalizer of linear attention.
   const quadratic = {operations: n => 2 * n * n * D.value, entries: n => n * n + n * D.value};
   const linear = {
@@ -20,7 +18,8 @@ explorable("fig-two-brackets", "Slide N and D: both orders are drawn to one scal
 
   // --- Both products, to scale ---
 
-  const side = width => Math.min(0.42 * width, 140);  // of the longest rectangle
+  // Of the longest rectangle. On a phone both products stand on one screen with the sliders.
+  const side = width => Math.min(0.42 * width, innerWidth > 600 ? 140 : 100);
   const gap = 44, above = 24, below = 24;
   // Two factors of (rows, columns) = (down, across), each in the middle of its own place.
   const product = (factors, words) => width => {
@@ -36,7 +35,7 @@ explorable("fig-two-brackets", "Slide N and D: both orders are drawn to one scal
         ["text", {x, y: middle + tall / 2 + 16, class: "middle quiet"}, size]);
       if (Math.max(...exact) < 1) shapes.push(
         ["circle", {cx: x, cy: middle, r: 5, class: `line ${color}`, "stroke-opacity": 0.5}],
-        ["text", {x, y: middle + 36, class: "middle quiet"}, `to scale: ${exact[0].toPrecision(1)} px`]);
+        ["text", {x: Math.min(x + 60, width), y: middle + 36, class: "end quiet"}, `to scale: ${exact[0].toPrecision(1)} px`]);
     });
     return {label: words(), shapes};
   };
@@ -59,6 +58,8 @@ explorable("fig-two-brackets", "Slide N and D: both orders are drawn to one scal
     operations: side.readout(`${way}-operations`, "operations"),
     bytes: side.readout(`${way}-bytes`, "bytes kept (float32)"),
   }]));
+
+  ui.sentence();
 
   // --- Operations against N, both axes logarithmic ---
 

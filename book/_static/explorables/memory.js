@@ -34,6 +34,8 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
   const way = choices.choice("way", {
     label: "as", options: {plain: "plain", normalized: "normalized"}, value: "plain",
   });
+  const presets = ui.row("explorable-tight");
+  const table = ui.row("explorable-roomy");
   const steps = ui.steps("t", {label: "tokens written", count: 3, value: START.t});
   const sums = ui.row("explorable-roomy");
   const tables = ui.row("explorable-tight");
@@ -102,8 +104,6 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
     move: (x, y) => { keys.value = keys.value.map((k, i) => (i === j ? snap(x, y) : k)); },
   }));
 
-  left.sentence();
-  const presets = left.row("explorable-tight");
   const preset = (name, words, {K, t}) => presets.button(name, words, () => {
     keys.value = K;
     values.value = START.V;
@@ -154,7 +154,8 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
     }
     return {shapes, label: `What each token adds to both entries of the read, which is ${listed(o)}.`};
   }});
-  const parts = right.row("explorable-roomy").matrix("parts", {label: ""});
+  right.sentence();
+  const parts = table.matrix("parts", {label: ""});
 
   ui.redraw(() => {
     const t = steps.value, q = query.value[0], all = memories(), {weights, parts: shares, o, divisor} = answer();

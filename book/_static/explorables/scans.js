@@ -94,7 +94,7 @@ explorable("fig-four-orders", "Step: the same triangle, filled in four orders", 
 
   // --- What the reader sets ---
 
-  const time = ui.steps("step", {label: "steps done", count: N, value: 2});
+  const time = ui.row("explorable-stays").steps("step", {label: "steps done", count: N, value: 2});
   const knobs = ui.row();
   const L = knobs.slider("L", {label: "chunk size L", min: 1, max: N, value: 2});
   const grids = ui.row();

@@ -42,12 +42,12 @@ explorable("fig-two-ways", "Choose t, and type queries, keys and values: both wa
 
   // --- What one can change ---
 
-  const steps = ui.steps("t", {label: "output at t", first: 1, count: N, value: N});
   const inputs = ui.row("explorable-tight"), rows = tokens.map(j => String(j + 1));
   const queries = inputs.numbers("queries", {label: "rows of Q", rows, values: start.queries, min: -9, max: 9});
   const keys = inputs.numbers("keys", {label: "K", rows, heads: false, values: start.keys, min: -9, max: 9});
   const values = inputs.numbers("values", {label: "V", rows, heads: false, values: start.values});
   const scores = inputs.matrix("scores", {label: "A = QKᵀ ⊙ m"});
+  const steps = ui.steps("t", {label: "output at t", first: 1, count: N, value: N});
 
   // --- The drawing: a column for each token and one for the sum, a band for each step ---
 
