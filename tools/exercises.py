@@ -104,14 +104,18 @@ def exercise_parts(notebook: NotebookNode) -> Iterator[Block]:
 
 @dataclass
 class Names:
-    """What labels of the whole book stand for, in words."""
+    """What is the same for all chapters: what labels stand for, in words, and the settings."""
 
     words: dict[str, str]  # chapters, sections, exercises, figures
     equations: dict[str, tuple[str, str]]  # number and formula
     sources: dict[str, tuple[str, str]]  # authors and year
+    macros: dict[str, str]  # of TeX
+    repository: dict[str, str]
 
     @classmethod
     def of(cls, root: Path) -> Names:
+        config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
+        macros = config["sphinx"]["config"]["mathjax3_config"]["tex"]["macros"]
         words, equations = {}, {}
         for path in chapters(root):
             number, count = int(path.name[:2]), 0
@@ -136,7 +140,8 @@ class Names:
                     if block.kind == "exercise":
                         count += 1
                         words[block.options["label"]] = f"exercise {number}.{count}"
-        return cls(words, equations, sources_of(root / "book" / "references.bib"))
+        sources = sources_of(root / "book" / "references.bib")
+        return cls(words, equations, sources, macros, config["repository"])
 
 
 def sources_of(path: Path) -> dict[str, tuple[str, str]]:
@@ -251,10 +256,8 @@ def exercise_notebook(
 ) -> NotebookNode:
     """The notebook of exercises of a chapter; `address` is that of the site, if it has one."""
     chapter = nbformat.read(path, as_version=4)
-    config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
-    macros = config["sphinx"]["config"]["mathjax3_config"]["tex"]["macros"]
-    convert = Converter(names, macros)
-    url, branch = config["repository"]["url"], config["repository"]["branch"]
+    convert = Converter(names, names.macros)
+    url, branch = names.repository["url"], names.repository["branch"]
     title = title_of(chapter)
     link = title
     if address:

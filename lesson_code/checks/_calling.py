@@ -51,11 +51,15 @@ def like(array, template):
 
 
 def is_array(x):
-    return hasattr(x, "shape") and hasattr(x, "dtype")
+    return isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype")
 
 
 def is_float(x):
     return is_array(x) and dtype_name(x) in EPSILONS
+
+
+class Unusable(Exception):
+    """What a function returned is of no use; the text goes after "your function"."""
 
 
 def map_arrays(function, x):
@@ -164,11 +168,11 @@ def run(fn, names, args, *, overflow="ignore", **keywords):
     try:
         with np.errstate(all="ignore", over=overflow):
             result = fn(*copies, **keywords)
+        refuse_none(result)
+    except Unusable as error:
+        raise AssertionError(f"{where} your function {error}") from error
     except Exception as error:
-        message = f"{where} your function raised {type(error).__name__}: {error}"
-        raise AssertionError(message.rstrip(".") + ".") from error
-    if result is None:
-        raise AssertionError(f"{where} your function returned None: is its return missing?")
+        raise AssertionError(f"{where} your function raised {told(error)}") from error
     for name, before, after in zip(names, args, copies, strict=True):
         if is_array(before) and not unchanged(before, after):
             raise AssertionError(
@@ -176,6 +180,16 @@ def run(fn, names, args, *, overflow="ignore", **keywords):
                 "those values. Write x = x + y, which makes a new array, in place of x += y."
             )
     return result
+
+
+def refuse_none(result):
+    if result is None:
+        raise Unusable("returned None: is its return missing?")
+
+
+def told(error):
+    """An exception in a sentence."""
+    return ": ".join(filter(None, [type(error).__name__, str(error).rstrip(". ")])) + "."
 
 
 def unchanged(before, after):

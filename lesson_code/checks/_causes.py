@@ -45,10 +45,9 @@ def cause(a, b, tolerance, in_time=True):
     if same(a, factor * b, tolerance) and f"{factor:.5g}" != "1":
         # One number alone is a multiple of any other: only 2, 1/3 or -1 times says something.
         if a.size > 1:
-            return (
-                f"Your output is {factor:.5g} times the reference everywhere: is a scale missing, "
-                "or applied twice?"
-            )
+            sign = f"{factor:.5g}" == "-1"
+            why = "a sign exchanged" if sign else "a scale missing, or applied twice"
+            return f"Your output is {factor:.5g} times the reference everywhere: is {why}?"
         if any(np.isclose(x, np.round(x), rtol=1e-9, atol=0) for x in (factor, 1 / factor)):
             return f"Your output is {factor:.5g} times the reference."
     if a.ndim < 2:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Number
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from lesson_code.checks._calling import (
     leaves_of,
     output_of,
     run,
+    shown,
     to_numpy,
 )
 from lesson_code.checks._causes import cause, cause_of_shape
@@ -75,35 +77,72 @@ def compare(result, expected, reference, names, args, why=None, in_time=True):
     Without ``in_time`` the axis -2 of an output is not taken for time.
     """
     where = f"With {describe(names, args)} your"
-    kinds = [
-        f"a {type(x).__name__} of {len(x)}" if isinstance(x, tuple | list) else "one array"
-        for x in (result, expected)
-    ]
     got, want = leaves_of(result, "output"), leaves_of(expected, "output")
-    if len(got) != len(want) or "one array" in kinds and kinds[0] != kinds[1]:
-        if kinds[0] == kinds[1]:  # they differ inside, as (out, S) and (out, (S, z)) do
-            kinds = [", ".join(name for name, _ in leaves) or "nothing" for leaves in (got, want)]
-        raise AssertionError(f"{where} function returns {kinds[0]} where {kinds[1]} is expected.")
+    if len(got) != len(want) or _holds(result) != _holds(expected):
+        raise AssertionError(f"{where} function {_difference(result, expected)}")
     explain = partial(_cause, reference, names, args, in_time) if why is None else lambda *_: why
+    floats = [n for n, x in zip(names, args, strict=True) if is_float(x) and n.isidentifier()]
     for (_, a), (name, b) in zip(got, want, strict=True):
-        _compare_arrays(a, b, f"{where} {name}", explain, in_time)
+        _compare_arrays(a, b, f"{where} {name}", explain, in_time, floats)
 
 
-def _compare_arrays(a, b, what, explain, in_time):
-    a, b = (x if is_array(x) else np.asarray(x) for x in (a, b))
+def _holds(x):
+    return isinstance(x, tuple | list | dict)
+
+
+def kind_of(x):
+    """What something is, in words."""
+    if _holds(x):
+        return f"a {type(x).__name__} of {len(x)}"
+    if is_array(x) and x.shape:
+        return "one array"
+    return "one number" if is_array(x) or isinstance(x, Number) else f"a {type(x).__name__}"
+
+
+def _difference(result, expected):
+    """What a function returns in place of what is expected, where they hold arrays differently."""
+    kinds, where = (kind_of(result), kind_of(expected)), ""
+    if kinds[0] == kinds[1] and not isinstance(result, dict):  # as (out, S) and (out, (S, z)) are
+        counts = ([len(leaves_of(item, "")) for item in x] for x in (result, expected))
+        i = [a == b for a, b in zip(*counts, strict=True)].index(False)
+        kinds, where = (kind_of(result[i]), kind_of(expected[i])), f" as output[{i}]"
+    hint = " Stack what it holds." * (kinds[0].startswith("a list") and kinds[1] == "one array")
+    return f"returns {kinds[0]}{where} where {kinds[1]} is expected.{hint}"
+
+
+def _as_array(x, what):
+    if is_array(x):
+        return x
+    array = np.asarray(x)
+    try:  # fractions and the like are numbers, a generator or a function is none
+        return np.asarray(float(x)) if array.dtype.kind == "O" else array
+    except (TypeError, ValueError):
+        raise AssertionError(
+            f"{what} is of type {type(x).__name__}, where numbers are expected."
+        ) from None
+
+
+def _compare_arrays(a, b, what, explain, in_time, floats):
+    a, b = _as_array(a, what), np.asarray(b) if not is_array(b) else b
     dtypes, tolerance = [dtype_name(x) for x in (a, b)], tolerance_of(a, b)
     a, b = to_numpy(a), to_numpy(b)
+    if a.dtype.kind in "SU" and b.dtype.kind in "biufc":
+        text = str(next(a.flat, ""))
+        raise AssertionError(f"{what} is text, {text!r:.40}, where numbers are expected.")
     if a.shape != b.shape:
         why = explain(a, b, tolerance)
         message = f"{what} has shape {a.shape}, {b.shape} is expected. {why}"
         raise AssertionError(message.rstrip())
-    if a.dtype.kind in "SU" and b.dtype.kind in "biufc":
-        raise AssertionError(f"{what} is text, {str(a.flat[0])!r:.40}, where numbers are expected.")
-    if dtypes[0] != dtypes[1] and b.dtype.kind == "f":
-        raise AssertionError(
-            f"{what} has dtype {dtypes[0]}, {dtypes[1]} is expected: the output keeps the dtype of "
-            "the inputs. Does an array made inside need dtype=q.dtype?"
-        )
+    whole = a.dtype.kind in "biu" and not b.shape  # a number, as Python counts
+    other = b.dtype.kind == "f" and not whole or a.dtype.kind not in "biuf"
+    if other and dtypes[0] != dtypes[1]:
+        why = "."
+        if floats:
+            why = (
+                ": the output keeps the dtype of the inputs. Does an array made inside need "
+                f"dtype={floats[0]}.dtype?"
+            )
+        raise AssertionError(f"{what} has dtype {dtypes[0]}, {dtypes[1]} is expected{why}")
     a, b = a.astype(np.float64), b.astype(np.float64)
     wrong = ~close(a, b, tolerance)
     if wrong.any():
@@ -149,8 +188,10 @@ def _cause_by_reference(a, reference, names, args):
 
 def what_is_new(passed, args):
     """Compare the case that failed with the first one, which passed."""
-    before, now = ([x.shape for x in case if is_array(x)] for case in (passed, args))
-    if before and len(now[0]) > len(before[0]):
+    before, now = ([tuple(x.shape) for x in case if is_array(x)] for case in (passed, args))
+    if not before:
+        return f"With {', '.join(map(shown, passed))} it came out right."
+    if len(now[0]) > len(before[0]):
         return (
             "One sequence alone came out right. With leading dimensions count axes from the end: "
             "axis=-2 is time and np.swapaxes(k, -1, -2) transposes; axis=0, .T and .sum(0) reach "

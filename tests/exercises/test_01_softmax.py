@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from lesson_code.checks import check_exercise
 HAND = "Three tokens by hand"
 FORMULA = "The formula"
 SCALE = "Why the scores are divided by √D"
+LARGEST = "Why the largest score is subtracted"
 MASK = "Looking back only: the causal mask"
 TILES = "Never holding the matrix: tiles"
 
@@ -80,7 +82,7 @@ def test_right_attention() -> None:
         ({"seen": lambda i, j: j < i, "hidden": -1e9}, "No token sees itself", MASK),
         ({"hidden": 0.0}, "The masked scores are 0", MASK),
         ({"divide": False}, "sum of the row is missing", FORMULA),
-        ({"shift": lambda scores: 0.0}, "Their exponential is infinite", SCALE),
+        ({"shift": lambda scores: 0.0}, "Their exponential is infinite", LARGEST),
     ],
 )
 def test_attention(refused, options, words, section) -> None:
@@ -106,6 +108,17 @@ def weights(q, k, axis=-1):
     return e / np.expand_dims(e.sum(axis=axis), axis)
 
 
+def test_a_masked_score_must_be_below_all_others(refused) -> None:
+    def filled(q, k, v, *, with_):
+        scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
+        scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, with_)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True) @ v
+
+    refused("ex-softmax-code", "very large", MASK, my_attention=partial(filled, with_=-100.0))
+    check_exercise("ex-softmax-code", partial(filled, with_=-1e9))
+
+
 def test_keepdims(refused) -> None:
     def fn(q, k, v):
         s = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5 + np.log(np.tri(k.shape[-2]))
@@ -123,7 +136,13 @@ def test_axes(refused) -> None:
     def columns(q, k, v):  # large scores overflow, too
         return weights(q, k, axis=-2) @ v
 
+    def rows_then_columns(q, k, v):
+        s = q @ np.swapaxes(k, -1, -2) / np.sqrt(k.shape[-1]) + np.log(np.tri(k.shape[-2]))
+        e = np.exp(s - np.amax(s, axis=-1, keepdims=True))
+        return e / np.sum(e, axis=-2, keepdims=True) @ v
+
     refused(label, "The columns sum to one", FORMULA, my_attention=columns)
+    refused(label, "The columns sum to one", FORMULA, my_attention=rows_then_columns)
     refused(label, "exchanged", FORMULA, my_attention=lambda q, k, v: weights(k, q) @ v)
 
 
@@ -177,10 +196,16 @@ def test_right_repair() -> None:
 # --- Merging -----------------------------------------------------------------------------------
 
 
-def merged(a, b, scale_total=True, scale_mixed=True, sign=1.0, smaller=False):
+def merged(
+    a, b, scale_total=True, scale_mixed=True, sign=1.0, smaller=False, only=None, one_key=False
+):
     (mu, total, mixed), (mu_b, total_b, mixed_b) = a, b
     new = np.minimum(mu, mu_b) if smaller else np.maximum(mu, mu_b)
     x, y = (math.e ** (sign * np.array([mu, mu_b]) - sign * new)).tolist()
+    if only is not None:
+        x, y = (x, 1.0) if only == 0 else (1.0, y)
+    if one_key:
+        total_b = 1.0
     total = x * total + y * total_b if scale_total else total + total_b
     mixed = x * mixed + y * mixed_b if scale_mixed else mixed + mixed_b
     return new, total, mixed
@@ -194,6 +219,9 @@ def merged(a, b, scale_total=True, scale_mixed=True, sign=1.0, smaller=False):
         ({"scale_mixed": False}, "the mixed values u are not"),
         ({"sign": -1.0}, "upside down"),
         ({"smaller": True}, "The smaller maximum"),
+        ({"only": 0}, "Only one of the parts"),
+        ({"only": 1}, "Only one of the parts"),
+        ({"one_key": True}, "treated as one key"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

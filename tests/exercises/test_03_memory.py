@@ -35,6 +35,7 @@ CROSSTALK = "Signal and crosstalk"
         ("plain", (60.0, 80.0), "before token 4 is written", WRITE),
         ("normalized", [32.5, 40], "Divided by the number of tokens", NORMALIZED),
         ("normalized", [26, 32], "sum of all entries of the keys", NORMALIZED),
+        ("normalized", [65, 80], "that of three tokens", NORMALIZED),
     ],
 )
 def test_by_hand(refused, part, answer, words, section) -> None:
@@ -205,6 +206,7 @@ def test_right_share() -> None:
         (lambda n, D: normal_tail(D / (n - 1)), "it is the variance"),
         (lambda n, D: normal_tail(math.sqrt((n - 1) / D)), "upside down"),
         (lambda n, D: 1 - normal_tail(math.sqrt(D / (n - 1))), "right signs"),
+        (lambda n, D: math.erf(math.sqrt(D / (2 * n - 2))) / 2, "What lies beyond"),
         (lambda n, D: normal_tail(math.sqrt(2 * D / (n - 1))), "A factor is missing"),
     ],
 )
@@ -235,4 +237,13 @@ def test_erase(refused) -> None:
     for words, (divide, sign) in wrong.items():
         refused(label, words, CROSSTALK, erase=lambda S, k, d=divide, s=sign: erase(S, k, d, s))
     refused(label, "added where it should", WRITE, erase=lambda S, k: erase(S, k, sign=1))
+
+    def wrong_side(S, k):
+        return S - np.einsum("a,bc,c->ab", k, S, k) / k.dot(k)
+
+    def transposed(S, k):
+        return S - np.einsum("b,ca,c->ab", k, S, k) / k.dot(k)
+
+    refused(label, "wrong side", READ, erase=wrong_side)
+    refused(label, "The outer product is transposed", WRITE, erase=transposed)
     refused(label, "This is the part that", WRITE, erase=lambda S, k: S - erase(S, k))

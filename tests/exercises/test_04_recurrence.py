@@ -98,6 +98,11 @@ def sums_z(S, z, q, k, v, t):
     return S, z, read(S, q) / z.sum(axis=-1)[..., None]
 
 
+def wrong_side(S, z, q, k, v, t):
+    S, z = write(S, k, v), z + k
+    return S, z, np.einsum("...cm,...m->...c", S, q) / dot(q, z)
+
+
 @pytest.mark.parametrize(
     ("step", "words", "section"),
     [
@@ -107,6 +112,7 @@ def sums_z(S, z, q, k, v, t):
         (forgetful_normalizer, "The divisor has the own key alone", RECURRENCE),
         (counts, "divided by the number of tokens", MEAN),
         (sums_z, "The divisor is the sum of z", RECURRENCE),
+        (wrong_side, "from the wrong side", RECURRENCE),
     ],
 )
 def test_the_recurrent_form(refused, step, words, section) -> None:
@@ -197,6 +203,8 @@ def matrix(entry):
         (lambda a, t, j: a ** (t - j) if j < t else 0, "The diagonal is missing", UNROLLED),
         (lambda a, t, j: a**t if j <= t else 0, "t - j, not t", UNROLLED),
         (lambda a, t, j: a if j <= t else 0, "whatever the distance", UNROLLED),
+        (lambda a, t, j: a ** max(t - j, 0), "the entries there are 1", MASKED),
+        (lambda a, t, j: a ** (j - t) if j <= t else 0, "The sign of the exponent", UNROLLED),
     ],
 )
 def test_powers_of_a(refused, entry, words, section) -> None:
@@ -221,6 +229,12 @@ def test_another_arithmetic(refused) -> None:
         "has something to pass through",
         STEPS,
         then_max=lambda p, r: (p[0] + r[0], r[1] if r[1] > p[1] else p[1]),
+    )
+    refused(
+        label,
+        "The b of the second step comes last",
+        STEPS,
+        then_max=lambda p, r: (p[0] + r[0], r[0] + (r[1] if r[1] > p[1] else p[1])),
     )
     refused(
         label,

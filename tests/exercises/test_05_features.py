@@ -64,6 +64,7 @@ def pairs(x, keep=lambda i, j: True, factor=0.5**0.5, root=4, constant=True, lin
         ({"root": None}, "There is no scale"),
         ({"factor": 1.0}, "need a factor"),
         ({"factor": 0.5}, "s² gets 1/4"),
+        ({"factor": 2**0.5}, "makes the products larger"),
         ({"keep": lambda i, j: i <= j}, "needs to count twice"),
         ({"keep": lambda i, j: i > j}, "The squares of the entries are missing"),
         ({"keep": lambda i, j: i == j}, "Only the squares"),
@@ -73,6 +74,17 @@ def pairs(x, keep=lambda i, j: True, factor=0.5**0.5, root=4, constant=True, lin
 )
 def test_taylor(refused, options, words) -> None:
     refused("ex-features-taylor", words, TAYLOR, my_taylor=lambda x: pairs(x, **options))
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda x: pairs(x * x.shape[-1] ** 0.5), "should be divided"),
+        (lambda x: pairs(x / len(x) ** 0.25, root=None), "the number of tokens"),
+    ],
+)
+def test_other_scales(refused, fn, words) -> None:
+    refused("ex-features-taylor", words, TAYLOR, my_taylor=fn)
 
 
 def test_right_maps() -> None:
@@ -118,6 +130,7 @@ def test_leaks(refused) -> None:
         (lambda x: 100 * (math.exp(x * x) - 1), "half the right one"),
         (lambda x: 100 * (math.exp(x * x / 2) - 1), "takes |q| for |q + k|"),
         (lambda x: 100 * (math.exp(math.sqrt(2) * x) - 1), "This one has |y|"),
+        (lambda x: 100 * (math.exp(2 * x) - 1), "The length is not squared"),
         (lambda x: -(-100 * (math.exp(2 * x * x) - 1) // 1), "It is rounded"),
         (lambda x: int(100 * (math.exp(2 * x * x) - 1)), "It is rounded"),
     ],

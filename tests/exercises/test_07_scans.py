@@ -36,6 +36,7 @@ def one_thread():
         ("dk", [[10, 10], [30, 30], [50, 50]], "taken for a constant", NORMALIZER),
         ("dk", [[0, 0], [0, 0], [15, 15]], "backward in time", FIRST_VALUE),
         ("dk", [[-5, -35], [35, -35], [75, -35]], "used transposed", TWO_SCANS),
+        ("dk", [[-100, -100], [-20, -20], [60, 60]], "not that of the numerator", NORMALIZER),
         ("dv", [[0, 0], [0, 0], [2, 0]], "backward in time", FIRST_VALUE),
         ("dv", [[1, 1], [0, 0], [1, 1]], "used transposed", TWO_SCANS),
         ("dv", [[4, 0], [4, 0], [8, 0]], "not that of the numerator", NORMALIZER),

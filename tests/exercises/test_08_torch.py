@@ -113,7 +113,33 @@ def test_outputs_in_the_padding(refused) -> None:
     refused("ex-torch-prefill", "The outputs in the padding", PADDING, prefill=fn)
 
 
+def in_matrices(lower=True, divided=True, keys=True):
+    def fn(q, k, v, lengths):
+        seen = (torch.arange(k.shape[1]) < lengths[:, None])[..., None]
+        f, v = phi(k) * seen if keys else phi(k), v * seen
+        weights = phi(q) @ f.mT
+        weights = torch.tril(weights) if lower else weights
+        out = weights @ v
+        out = out / weights.sum(dim=-1, keepdim=True) if divided else out
+        return torch.where(seen, out, 0), f.mT @ v, f.sum(dim=1)
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (in_matrices(keys=False), "its features are not"),
+        (in_matrices(divided=False), "not divided by the normalizer"),
+        (in_matrices(lower=False), "not causal"),
+    ],
+)
+def test_prefill_in_matrices(refused, fn, words) -> None:
+    refused("ex-torch-prefill", words, PADDING, prefill=fn)
+
+
 def test_right_prefill() -> None:
+    check_exercise("ex-torch-prefill", in_matrices())
     check_exercise("ex-torch-prefill", prompt(real, real))
 
 
@@ -125,6 +151,8 @@ def test_the_mask_in_the_wrong_place(refused) -> None:
     refused(label, "from the Taylor map", PADDING, passes=[True, False, True])
     refused(label, "below it", PADDING, passes=(True, True, True))
     refused(label, "the other way round", PADDING, passes=[False, True, False])
+    refused(label, "the other way round", PADDING, passes=[False, True, True])
+    refused(label, "elu + 1 of a zero key", PADDING, passes=[True, True, False])
     refused(label, "tested this with relu", PADDING, passes=[False, False, False])
     check_exercise(label, passes=torch.tensor([True, False, False]))
 
@@ -134,4 +162,6 @@ def test_floors(refused) -> None:
     refused(label, "skips half of its work", FLOOR, floors=[97, 129, 193])
     refused(label, "L stays at 64", FLOOR, floors=[130, 258, 514])
     refused(label, "inside the chunks are missing", FLOOR, floors=[66, 130, 258])
+    refused(label, "without a mask", FLOOR, floors=[33, 65, 129])
+    refused(label, "one more column", FLOOR, floors=[192, 256, 384])
     check_exercise(label, [194, 258, 386])

@@ -73,15 +73,17 @@ def test_right_numbers() -> None:
 # --- Kernels -----------------------------------------------------------------------------------
 
 
-def total(last: str, rounds: str = "half > 0", barrier: str = "__syncthreads();") -> Callable:
+def total(last: str, rounds: str = "half > 0", barrier: str = "first") -> Callable:
+    before, after = ("__syncthreads();", "") if barrier == "first" else ("", "__syncthreads();")
     source = (
         'extern "C" __global__ void add(const float* keys, float* z) {\n'
         "    __shared__ float sums[64];\n"
         "    const int me = threadIdx.x;\n"
         "    sums[me] = keys[me];\n"
         f"    for (int half = 32; {rounds}; half >>= 1) {{\n"
-        f"        {barrier}\n"
+        f"        {before}\n"
         "        if (me < half) sums[me] = sums[me] + sums[me + half];\n"
+        f"        {after}\n"
         "    }\n"
         f"    {last}\n"
         "}\n"
@@ -100,6 +102,7 @@ def total(last: str, rounds: str = "half > 0", barrier: str = "__syncthreads();"
     [
         ("z[me] = sums[0];", "The race is still there", COLUMN),
         ("z[me] = sums[0]; __syncthreads();", "The race is still there", COLUMN),
+        ("__syncwarp(); z[me] = sums[0];", "waits for the threads of one warp", COLUMN),
         ("if (me == 0) z[0] = sums[0];", "Only the first thread stores", MODEL),
     ],
 )
@@ -111,6 +114,7 @@ def test_other_totals(refused) -> None:
     label, right = "ex-cuda-barrier", "__syncthreads(); z[me] = sums[0];"
     check_exercise(label, my_total=total(right))
     refused(label, "The last round is missing", COLUMN, my_total=total(right, rounds="half > 1"))
+    refused(label, "before the first round", COLUMN, my_total=total(right, barrier="moved"))
     refused(
         label, "no kernel has run", MODEL, my_total=lambda k: np.repeat(k.sum(keepdims=True), 64)
     )

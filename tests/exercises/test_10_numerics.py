@@ -22,6 +22,7 @@ RUNNING = "The running maximum"
     ("part", "answer", "words", "section"),
     [
         ("floats", 28, "also at the last one before 40", SPACING),
+        ("floats", 24, "Beyond 32 there are floats as well", SPACING),
         ("floats", 36, "the leading 1 is one of them", SPACING),
         ("floats", 17, "the floats of three digits", SPACING),
         ("ones", 32, "the tie was rounded up", SPACING),
@@ -83,6 +84,11 @@ def right_end(mu, total):
         (lambda x: steps(x, factor=lambda old, new: 1), "keeps its scale", RUNNING),
         (lambda x: steps(x, finish=lambda mu, total: total.log()), "added again", RANGE),
         (lambda x: steps(x, finish=lambda mu, total: mu + total), "the sum is not yet", RANGE),
+        (
+            lambda x: steps(x, finish=lambda mu, total: mu.exp() * total),
+            "Their logarithm is asked for",
+            RANGE,
+        ),
         (lambda x: steps(x, finish=lambda mu, total: mu), "running maximum alone", RANGE),
         (lambda x: steps(x, start=(0.0, 0.0)), "starts at 0", RUNNING),
         (lambda x: steps(x, start=(0.0, 1.0)), "one term too many", RUNNING),
@@ -163,6 +169,14 @@ def test_inputs_that_find_nothing(refused, move, words) -> None:
 @pytest.mark.parametrize("move", [lambda k: k - 60, lambda k: 0 * k - 40, lambda k: k - 25])
 def test_inputs_that_find_it(move) -> None:
     check_exercise("ex-numerics-inputs", limit=-37.4, low=inputs(move))
+
+
+def test_inputs_of_lower_precision_are_no_answer() -> None:
+    def low(rng, N):
+        return tuple(torch.from_numpy(rng.standard_normal((N, 4))).float() - 60 for _ in range(3))
+
+    with pytest.raises(AssertionError, match="q, k and v must be float64 tensors"):
+        check_exercise("ex-numerics-inputs", limit=-37.4, low=low)
 
 
 def test_low_queries_find_it_too() -> None:

@@ -46,7 +46,9 @@ def gate(q):
     return 1 / (1 + np.exp(-q))
 
 
-def mean(q, k, v, *, inside=False, last=False, count=False, logarithm=True, when="after"):
+def mean(
+    q, k, v, *, inside=False, last=False, count=False, divided=True, logarithm=True, when="after"
+):
     """Causal AFT-simple with two sums, a loop over tokens."""
     weight = np.exp(k) if logarithm else k
     above = below = np.zeros_like(k[..., 0, :])
@@ -56,8 +58,9 @@ def mean(q, k, v, *, inside=False, last=False, count=False, logarithm=True, when
         below = below + w
         term = w * v_t * (g if when == "before" else 1)
         above = above + (term / below if inside else term)
-        divisor = 1 if inside else whole if last else t + 1 if count else below
-        out[..., t, :] = above / divisor * (g if when == "after" else 1)
+        divisor = 1 if inside or not divided else whole if last else t + 1 if count else below
+        factor = {"after": g, "open": q[..., t, :]}.get(when, 1)
+        out[..., t, :] = above / divisor * factor
     return out
 
 
@@ -68,6 +71,8 @@ def mean(q, k, v, *, inside=False, last=False, count=False, logarithm=True, when
         ({"last": True}, "later ones too"),
         ({"count": True}, "the number of tokens"),
         ({"logarithm": False}, "logarithm of a weight"),
+        ({"divided": False}, "is not divided"),
+        ({"when": "open"}, "The gate is its sigmoid"),
         ({"when": "before"}, "gate of its own token"),
         ({"when": "never"}, "The gate is missing"),
     ],
@@ -81,6 +86,17 @@ def test_all_tokens_in_the_mean(refused) -> None:
         return gate(q) * np.average(v, axis=-2, weights=np.exp(k))[..., None, :]
 
     refused("ex-rwkv-inside", "run over all tokens", WEIGHTS, mended=fn)
+
+
+def test_channels_in_the_mean(refused) -> None:
+    def fn(q, k, v):
+        out = np.zeros_like(v)
+        for d in range(v.shape[-1]):
+            w = np.exp(k[..., : d + 1])
+            out[..., d] = gate(q[..., d]) * (w * v[..., : d + 1]).sum(-1) / w.sum(-1)
+        return out
+
+    refused("ex-rwkv-inside", "run over the channels", WEIGHTS, mended=fn)
 
 
 def test_right_mean(refused) -> None:
@@ -115,6 +131,7 @@ def safe(k, v, w, u, *, store=0.0, read=0.0, fade=1.0, rescale=True, keep=True):
         ({"store": 1.0}, "The bonus has no effect", WKV),
         ({"read": 1.0}, "The sums are read decayed", WKV),
         ({"fade": 0.0}, "Nothing fades", WKV),
+        ({"fade": -1.0}, "the wrong sign", WKV),
         ({"rescale": False}, "divided by the old one still", RANGE),
         ({"keep": False}, "not kept for the next token", RANGE),
     ],
@@ -154,11 +171,24 @@ def two(q, k, v, weight=lambda n: math.exp(-0.05 * n) + math.exp(-n), own=1.0, g
             BIAS,
         ),
         ({"own": 2.0}, "the current token counts twice", BIAS),
+        (
+            {"weight": lambda n: math.exp(-0.05 * (n + 1)) + math.exp(-n - 1), "own": 2.0},
+            "Read first, then write",
+            WKV,
+        ),
         ({"gated": False}, "The gate is missing", WEIGHTS),
     ],
 )
 def test_two_decays(refused, options, words, section) -> None:
     refused("ex-rwkv-rank", words, section, two_decays=lambda *args: two(*args, **options))
+
+
+def test_mean_of_two_means(refused) -> None:
+    def fn(q, k, v):
+        fast, slow = (two(q, k, v, weight=lambda n, w=w: math.exp(-w * n)) for w in (1, 0.05))
+        return (fast + slow) / 2
+
+    refused("ex-rwkv-rank", "mean of two means", BIAS, two_decays=fn)
 
 
 def test_ranks(refused) -> None:

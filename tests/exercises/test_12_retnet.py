@@ -25,6 +25,7 @@ TURNING = "Turning by position"
         ("S_4", [[4, 7], [3, 9]], "added to both rows", FADES),
         ("S_4", [[4, 2], [7, 6]], "the transpose", FADES),
         ("o_4", [3, 4], "before token 4 writes", FADES),
+        ("o_4", [6, 8], "read from S_3", FADES),
         ("o_4", [7, 11], "has not faded since token 3", FADES),
         ("o_4", [1, 3], "token 4 alone", FADES),
         ("o_4", [4, 2], "wrong side", FADES),
@@ -32,6 +33,7 @@ TURNING = "Turning by position"
         ("a", [0.25, 0.5], "The other way round", CHUNKS),
         ("b", [0.25, 0.5], "is at its end already", CHUNKS),
         ("b", [1, 0.5], "The other way round", CHUNKS),
+        ("tokens", 6.13, "How many whole tokens", FADES),
         ("tokens", 6, "a little above 0.1", FADES),
         ("tokens", 5, "the smallest entry", FADES),
     ],
@@ -165,6 +167,33 @@ def test_a_memory_that_turns(refused, factor, words, section) -> None:
         return turns(q, k, v, factor)
 
     refused("ex-retnet-turn", words, section, memory_that_turns=fn)
+
+
+def along(rows, first):
+    """Row i as planes, turned by first + i steps."""
+    angle = 10_000 ** -torch.linspace(0, 1, rows.shape[1] // 2, dtype=rows.dtype)
+    steps = first + torch.arange(len(rows), dtype=rows.dtype)
+    planes = torch.view_as_complex(rows.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(planes * torch.exp(1j * steps[:, None] * angle)).flatten(-2)
+
+
+@pytest.mark.parametrize(
+    ("back", "words"),
+    [
+        (lambda T: along(T.T, 0).T, "turns by m steps"),
+        (lambda T: along(T.T, -1).T, "turns by m - 1 steps"),
+        (lambda T: along(T, -1), "which are values"),
+    ],
+)
+def test_what_turns(refused, back, words) -> None:
+    def fn(q, k, v):
+        T, out = torch.zeros(8, v.shape[1], dtype=q.dtype), []
+        for t in range(len(q)):
+            T = 0.9 * back(T) + torch.outer(k[t], v[t])
+            out.append(T.T @ q[t])
+        return torch.stack(out)
+
+    refused("ex-retnet-turn", words, TURNING, memory_that_turns=fn)
 
 
 def test_the_own_token_does_not_turn(refused) -> None:

@@ -191,6 +191,19 @@ def test_two_factors_overflow(refused) -> None:
     refused("ex-gates-chunkwise", "a factor that overflows", PARALLEL, my_gla=fn)
 
 
+def test_a_difference_of_sums(refused) -> None:
+    def fn(q, k, v, g):
+        S, out = np.zeros((k.shape[1], v.shape[1])), []
+        for i in range(0, len(k), 16):
+            c = slice(i, i + 16)
+            out.append(in_chunks(q[c], k[c], v[c], g[c], initial_state=S))
+            G = g[c].cumsum(axis=0)
+            S = np.exp(G[-1])[:, None] * S + (k[c] * np.exp(G[-1] - G)).T @ v[c]
+        return np.concatenate(out)
+
+    refused("ex-gates-chunkwise", "a difference of two sums", PARALLEL, my_gla=fn)
+
+
 def test_right_chunks() -> None:
     check_exercise("ex-gates-chunkwise", in_chunks)
 
@@ -204,6 +217,7 @@ def test_right_chunks() -> None:
         ("h", [8, 6, 8], "written as they are", SCAN),
         ("h", [8, 12, 6], "has halved the memory", RATE),
         ("h", [5.77, 5.77, 5.77], "the exact writes", RATE),
+        ("h", [8, 9.083, 9.083], "The rate is 1 here", RATE),
         ("h", [8, 40, 40], "The rate A is negative", RATE),
         ("h", [8, 10, 0], "what leaks out?", RATE),
         ("h", [8, 10, 2], "and what flows in", RATE),
@@ -287,6 +301,13 @@ def emptied(*places, after=False):
 )
 def test_two_documents(refused, fn, words) -> None:
     refused("ex-mamba-documents", words, HEADS, apart=fn)
+
+
+def test_nothing_is_returned(refused) -> None:
+    def apart(g, start):
+        np.where(np.arange(len(g)) == start, -np.inf, g)
+
+    refused("ex-mamba-documents", "is its return missing?", HEADS, apart=apart)
 
 
 def test_two_documents_apart() -> None:

@@ -36,6 +36,7 @@ LAYER = "The layer"
         ("both", [10, 20], "These are the values", TOKENS),
         ("both", [18.4, 11.2], "only the second key", TOKENS),
         ("factor", 0.6, "factor of one write", TOKENS),
+        ("factor", 0.3126, "what the first round does", TOKENS),
         ("factor", 0.64, "Which share of the distance stays", TOKENS),
     ],
 )
@@ -199,6 +200,16 @@ def test_parity(refused, choose, words) -> None:
     refused("ex-delta-parity", words, STEP, choose=choose)
 
 
+def test_who_counts_needs_no_memory(refused) -> None:
+    def counted(bits):
+        values = [[(-1.0) ** sum(bits[: t + 1])] for t in range(len(bits))]
+        return np.ones((len(bits), 1)), np.array(values), np.ones(len(bits)), np.ones((1, 1))
+
+    label = "ex-delta-parity"
+    refused(label, "v[1] is not made from bits[1] alone", STEP, choose=counted)
+    refused(label, "must return four arrays", STEP, choose=lambda bits: counted(bits)[:3])
+
+
 def test_another_way_to_parity(refused) -> None:
     def longer_keys(bits):
         """With keys of length 2 the same steps are four times as small."""
@@ -240,6 +251,10 @@ def test_doubling(refused) -> None:
             A, [-1] + [1] * max(len(A) - 2, 0), range(1, max(len(A), 2))
         ),
         "the first factor alone": lambda A: factors(A, [-1], [1]),
+        "entry by entry": lambda A: np.linalg.multi_dot(
+            [np.identity(len(A))] * 2
+            + [np.identity(len(A)) + (A**e if e > 1 else -A) for e in powers(A)]
+        ),
         "The last factor is missing": lambda A: factors(
             A, ([-1] + [1] * (len(powers(A)) - 1))[: max(len(powers(A)) - 1, 1)],
             powers(A)[: max(len(powers(A)) - 1, 1)],

@@ -70,6 +70,12 @@ def gated(k_share=True, a=lambda alpha, beta: alpha * beta, kappa=lambda k, beta
         (gated(a=lambda alpha, beta: alpha), "has to be the share beta", TABLE),
         (gated(kappa=lambda k, b: b * k), "enters the removal twice", TABLE),
         (gated(gate=0), "this is DeltaNet", TABLE),
+        (gated(a=lambda alpha, beta: -alpha * beta), "added at the key", TABLE),
+        (
+            lambda q, k, v, beta, log_decay: gated()(q, k, columns(beta, v) * v, beta, log_decay),
+            "enters the write twice",
+            TABLE,
+        ),
         (gated(a=lambda alpha, beta: 0 * alpha), "Nothing is removed", TABLE),
         (
             gated(kappa=lambda k, b: k / np.sqrt(np.sum(k * k, axis=1))[:, None]),
@@ -110,6 +116,19 @@ def test_what_run_does_not_know_is_said(refused) -> None:
         return dict(r=q, k=k, v=v, log_decay=log_decay, a=0 * k)
 
     refused("ex-family-special", "missing or unknown: kappa", TABLE, as_gla=without_kappa)
+
+
+def test_what_has_no_rows_is_said(refused) -> None:
+    def one_number(q, k, v, log_decay):
+        return chosen(q, k, v, log_decay, k, 0)
+
+    def one_decay(q, k, v, beta, log_decay):
+        return gated()(q, k, v, beta, log_decay) | {"log_decay": log_decay}
+
+    label = "ex-family-special"
+    refused(label, "a must have a row for every token", TABLE, as_gla=one_number)
+    refused(label, "its shape is (7,)", TABLE, as_gated_delta=one_decay)
+    refused(label, "a dictionary is expected", TABLE, as_gla=lambda q, k, v, log_decay: (q, k, v))
 
 
 # --- A loop in place ---------------------------------------------------------------------------
@@ -179,6 +198,10 @@ def seventh(S, x):
     return (np.diag(np.exp(x.log_decay)) - x.beta * np.outer(x.k, x.k)) @ S
 
 
+def one_number(S, x):
+    return (np.identity(len(S)) - x.beta * x.k @ x.k.T) @ np.diag(np.exp(x.log_decay)) @ S
+
+
 def written_too(S, x):
     return by_matrices("cd")(S, x) + x.beta * np.outer(x.k, x.v)
 
@@ -190,6 +213,8 @@ def written_too(S, x):
         (seventh, "the convention of RWKV-7", CONVENTIONS),
         (by_matrices("dc", decays=lambda x: np.exp(x.log_decay[0])), "All channels", TABLE),
         (by_matrices("cd", beta=lambda x: 1), "share beta is missing", TABLE),
+        (by_matrices("cd", beta=lambda x: -x.beta), "The correction is added", TABLE),
+        (one_number, "`k @ k.T` is one number", TABLE),
         (by_matrices("d"), "nothing is removed", TABLE),
         (by_matrices("c"), "The decay is missing", TABLE),
         (by_matrices("cd", decays=lambda x: x.log_decay), "logarithm multiplies", CONVENTIONS),

@@ -127,6 +127,22 @@ def learner(order, share=lambda x: 1 / (x @ x), at=0):
     return fn
 
 
+def uncorrected(inputs):
+    out = np.zeros(inputs.shape[:2])
+    for b, sequence in enumerate(inputs):
+        guess = np.zeros(sequence.shape[1] - 1)
+        for n in range(0, len(sequence), 2):
+            x, y = sequence[n, :-1], sequence[n + 1, -1]
+            out[b, n] = guess @ x
+            guess = guess + y * x / (x @ x)
+    return out
+
+
+def never_cleared(inputs):
+    one = learner("aw")(inputs.reshape(1, -1, inputs.shape[-1]))
+    return one.reshape(inputs.shape[:2])
+
+
 def one_step(inputs):
     out = np.zeros(inputs.shape[:2])
     x, y = inputs[:, ::2, :-1], inputs[:, 1::2, -1]
@@ -152,6 +168,8 @@ def fits(inputs):
         (learner("aw", share=lambda x: 1), "The step size is 1"),
         (learner("aw", share=lambda x: 1 / np.linalg.norm(x)), "divided by the length"),
         (learner("aw", at=1), "one position late"),
+        (uncorrected, "Each y is written whole"),
+        (never_cleared, "begins with the memory of the first"),
         (one_step, "one step of gradient descent for all examples"),
         (fits, "This is least squares"),
     ],

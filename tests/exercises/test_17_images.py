@@ -28,6 +28,7 @@ CONTEXTS = "Decoding after a long context"
         ("widest", 0.455, "more than a half", PIXEL),
         ("widest", 1.386, "Upside down", PIXEL),
         ("bits", 1.19, "The logarithm is the natural one", SEQUENCE),
+        ("bits", -1.717, "a cost is the negative logarithm", SEQUENCE),
         ("bits", 6.87, "the whole image", SEQUENCE),
         ("bits", 1.558, "if the levels are drawn from p", SEQUENCE),
         ("bits", 1.614, "the mean over the three levels", SEQUENCE),
@@ -132,6 +133,7 @@ def test_far(refused) -> None:
     refused("ex-images-bin", "at level 0 itself", PIXEL, far=-1600)
     refused("ex-images-bin", "half a level below 0", PIXEL, far=-1650)
     refused("ex-images-bin", "a bell of width 1", PIXEL, far=-15.5)
+    refused("ex-images-bin", "The sign is wrong", PIXEL, far=1550)
 
 
 # --- In place ----------------------------------------------------------------------------------
@@ -251,7 +253,8 @@ def test_what_copies_cost(refused) -> None:
     [
         ("linear", 45776, "but no z", HALF),
         ("linear", 710_227, "a model of one layer", HALF),
-        ("linear", 5699, "one wide head", COUNTING),
+        ("linear", 5699, "one wide head. Eight", COUNTING),
+        ("linear", 5722, "one wide head, and has no z", COUNTING),
         ("linear", 355_113, "one head in each layer", HALF),
         ("linear", 88_778, "This is 16 bit", COUNTING),
         ("linear", 177_556, "not their bytes", COUNTING),
@@ -263,6 +266,7 @@ def test_what_copies_cost(refused) -> None:
         ("scores", 37.7, "This is one head", COUNTING),
         ("scores", 75.5, "not their bytes", COUNTING),
         ("scores", 151, "its masked half", COUNTING),
+        ("scores", 288, "not 2²⁰", COUNTING),
         ("scores", 4832, "all the layers", COUNTING),
         ("scores", 33.6, "one for each color", COUNTING),
     ],

@@ -28,6 +28,9 @@ STATE, HEADER = 16 * 64 * 65 * 4, 280
         ("forward", 7 * (STATE // 2 + HEADER), "16 bit", BYTES),
         ("backward", 7 * (16 * 64 * 64 * 4 + HEADER), "one more column", BACK),
         ("backward", 7 * (2 * STATE + HEADER), "Two states travel back", BACK),
+        ("backward", 2 * 7 * (STATE + HEADER), "both directions together", BACK),
+        ("backward", 0, "were read by later ranks", BACK),
+        ("tokens", 65.07, "There both send the same", BYTES),
         ("tokens", 65, "still sends a little less", BYTES),
         ("tokens", 528, "whole sequence", BYTES),
         ("tokens", 131, "not only one of them", BYTES),
@@ -139,6 +142,33 @@ def test_split(refused, name, method, words, section) -> None:
     refused("ex-machines-fold", words, section, my_split=changed(name, method))
 
 
+def of_a_token(order):
+    """What a token does, in letters: d decays the memory, w writes, r reads, g multiplies by g."""
+
+    def fn(q, k, v, g):
+        S, out = np.zeros((k.shape[1], v.shape[1])), []
+        for t in range(len(q)):
+            for step in order:
+                if step == "w":
+                    S = S + np.outer(k[t], v[t])
+                elif step == "r":
+                    out.append(q[t] @ S)
+                else:
+                    S = (np.exp(g[t]) if step == "d" else g[t])[:, None] * S
+        return np.array(out)
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [("gwr", "logarithms"), ("wrd", "just written itself"), ("wdr", "just written itself")],
+)
+def test_what_a_token_does(refused, order, words) -> None:
+    check_exercise("ex-machines-fold", of_a_token("dwr"))
+    refused("ex-machines-fold", words, DECAY, my_split=of_a_token(order))
+
+
 def test_gates_that_are_not_used(refused) -> None:
     refused(
         "ex-machines-fold",
@@ -185,6 +215,14 @@ def transitions(k, v, beta, order=1, rates=None):
     return P, T
 
 
+def written_whole(k, v, beta):
+    P, T = np.eye(k.shape[1]), np.zeros((k.shape[1], v.shape[1]))
+    for k_t, v_t, b in zip(k, v, beta, strict=True):
+        step = np.eye(len(k_t)) - b * np.outer(k_t, k_t)
+        P, T = step @ P, step @ T + np.outer(k_t, v_t)
+    return P, T
+
+
 def sums(k, v, beta):
     P = np.eye(k.shape[1]) - np.einsum("n,nc,nd->cd", beta, k, k)
     return P, transitions(k, v, beta)[1]
@@ -203,7 +241,9 @@ def last_one(k, v, beta):
     ("fn", "words", "section"),
     [
         (lambda k, v, beta: transitions(k, v, beta, order=-1), "opposite order", BESIDE),
-        (lambda k, v, beta: transitions(k, v, beta, rates=1.0), "does not know beta", BESIDE),
+        (lambda k, v, beta: transitions(k, v, beta, rates=1.0), "P does not know beta", BESIDE),
+        (lambda k, v, beta: transitions(k, v, beta**0), "Neither P nor T knows beta", BESIDE),
+        (written_whole, "values that were written whole", BESIDE),
         (sums, "corrections of all tokens are added up", BESIDE),
         (last_one, "the last token alone", BESIDE),
         (plain_sum, "a plain sum of writes", BESIDE),

@@ -14,6 +14,7 @@ from lesson_code.checks.exercises._declare import (
     Mistake,
     Value,
     chapter,
+    truth,
 )
 from lesson_code.checks.exercises._find import exercises_of, find_exercise
 from lesson_code.checks.exercises._functions import check_function, is_stub
@@ -29,6 +30,7 @@ __all__ = [
     "check_exercise",
     "exercises_of",
     "find_exercise",
+    "truth",
 ]
 
 
@@ -36,9 +38,10 @@ def check_exercise(name: str | Exercise, answer: object = None, /, **parts: obje
     """Check the answer to an exercise of the book, and say what is wrong and where to look.
 
     A function is tried on many inputs, as :func:`check_same` does, against what the exercise asks
-    for. If it fails as a typical mistake does, the message names that mistake and the section of
-    the chapter that clears it up. Numbers and arrays that were worked out by hand are checked in
-    the same way; whole numbers must be exact, others right to half a percent.
+    for, and must return arrays of the same library, NumPy or torch. If it fails as a typical
+    mistake does, the message names that mistake and the section of the chapter that clears it up.
+    Numbers and arrays that were worked out by hand are checked in the same way; whole numbers must
+    be exact, others right to half a percent.
 
     Parameters
     ----------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,19 @@ class Further:
     Parameters
     ----------
     check : callable
-        Such as ``check_causal``; called as ``check(fn, inputs=inputs)``.
+        Such as ``check_causal``; called as ``check(fn, inputs=inputs, **options)``.
     section : str
         The heading of the chapter to look at when it objects.
     inputs : callable, optional
         ``inputs(rng, N)`` returns the arguments; q, k and v by default.
+    options : mapping
+        Further keywords of the check, such as ``{"empty_pieces": False}`` of ``check_streaming``.
     """
 
     check: Callable
     section: str
     inputs: Callable | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +165,19 @@ class Exercise:
     def look_at(self, section: str) -> str:
         """The sentence that sends the reader to a section."""
         return f'Look at "{section}"' + f' in "{self.chapter}"' * bool(self.chapter) + "."
+
+
+def truth(
+    name: str, right: bool, *, section: str, message: str, form: str = "True or False"
+) -> Value:
+    """A part that is answered True or False; the message and the section are for the other one."""
+    return Value(
+        name=name,
+        reference=lambda: right,
+        section=section,
+        form=form,
+        mistakes=(Mistake(not right, message, section),),
+    )
 
 
 def chapter(title: str, *exercises: tuple) -> dict[str, Exercise]:

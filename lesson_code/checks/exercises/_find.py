@@ -47,6 +47,6 @@ def find_exercise(name: str) -> Exercise:
             known += exercises_of(module)
         except ImportError:  # a chapter on torch, where torch is missing
             continue
-    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "labels look like ex-memory-code."
     raise ValueError(f"There is no exercise {name!r}: {hint}")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 
 import numpy as np
 
 from lesson_code.checks._agreement import same, tolerance_of
 from lesson_code.checks._calling import (
+    Unusable,
     copy_of,
+    describe,
     is_array,
     is_float,
     leaves_of,
     names_of,
     random_qkv,
+    refuse_none,
     run,
     to_numpy,
+    told,
 )
-from lesson_code.checks.same import compare, what_is_new
-from lesson_code.checks.streaming import check_streaming
+from lesson_code.checks.same import compare, kind_of, what_is_new
 
 # Equal lengths and widths among them: there an axis that is mistaken for another one fits.
 SIZES: tuple[tuple[int, dict], ...] = (
@@ -71,9 +75,12 @@ def check_function(part, fn, exercise):
             f"{exercise.label}: {part.name} must be a function, it is of type {type(fn).__name__}. "
             f"Pass {part.name} itself, without calling it."
         )
-    view = part.view or (lambda f: f)
-    trials = Trials(view(fn), view(part.reference), cases_of(part), in_time=bool(part.unit))
+    order = _check_arguments(part, fn, exercise)
+    view = functools.partial(seen_through, part.view) if part.view else (lambda f: f)
+    trials = Trials(part, view(fn), view(part.reference))
     error = trials.first_error()
+    if error and order:
+        raise AssertionError(f"{exercise.label}: {order} {error}") from error
     if error:
         mistakes = [(mistake, view(mistake.what)) for mistake in part.mistakes]
         mistake = trials.recognize(mistakes)
@@ -87,14 +94,67 @@ def check_function(part, fn, exercise):
         ) from error
     for further in part.further:
         try:
-            # No exercise asks for sequences of length 0, at which a loop has nothing to stack.
-            options = {"empty_pieces": False} if further.check is check_streaming else {}
-            further.check(view(fn), inputs=further.inputs or part.inputs, **options)
+            inputs = further.inputs or part.inputs
+            further.check(view(fn), inputs=inputs, **further.options)
         except AssertionError as error:
             raise AssertionError(
                 f"{exercise.label}: {error} {exercise.look_at(further.section)}"
             ) from error
     return _what_was_tried(part, trials)
+
+
+def _check_arguments(part, fn, exercise):
+    """Refuse a function that cannot be called as the part's is; say if only the order differs."""
+    if inspect.isclass(fn):
+        return ""
+    before_options = part.signature.partition("(")[2].rstrip(")").partition("*")[0]
+    names = [name.strip() for name in before_options.split(",") if name.strip()]
+    try:
+        inspect.signature(fn).bind(*names)
+    except TypeError as error:
+        raise AssertionError(
+            f"{exercise.label}: {part.name} is called as {part.signature}, yours is not made for "
+            f"that: {error}."
+        ) from error
+    except ValueError:  # built-in functions have no signature
+        return ""
+    own = names_of(fn, len(names))
+    if own == names or sorted(own) != sorted(names):
+        return ""
+    return f"{part.name} gets {', '.join(names)} in this order, yours takes {', '.join(own)}."
+
+
+def seen_through(view, fn):
+    """The view of a function, which tells an exception of the function from one of the view."""
+    if inspect.isclass(fn):
+        return view(fn)
+    returned: list = []
+
+    @functools.wraps(fn)
+    def watched(*args, **options):
+        returned.clear()
+        result = fn(*args, **options)
+        refuse_none(result)
+        returned.append(result)
+        return result
+
+    viewed = view(watched)
+
+    @functools.wraps(viewed)
+    def call(*args, **options):
+        returned.clear()
+        try:
+            return viewed(*args, **options)
+        except Unusable:
+            raise
+        except Exception as error:
+            if not returned:
+                raise
+            raise Unusable(
+                f"returned {kind_of(*returned)}, from which the check cannot go on: {told(error)}"
+            ) from error
+
+    return call
 
 
 def _what_was_tried(part, trials):
@@ -108,6 +168,11 @@ def _what_was_tried(part, trials):
     return line + ("; it passes " + " and ".join(names) if names else "")
 
 
+WHAT_IS_SPECIAL = (
+    "Ordinary inputs came out right. In these something is special, such as very large, 0 or equal."
+)
+
+
 class Raised:
     """Stands for the result of a call that failed."""
 
@@ -115,22 +180,27 @@ class Raised:
 class Trials:
     """What a function and its reference return in every case."""
 
-    def __init__(self, fn, reference, cases, in_time):
-        self.fn, self.reference, self.cases, self.in_time = fn, reference, cases, in_time
-        self.expected = [reference(*map(copy_of, args)) for args in cases]
-        self.names = [names_of(fn, len(args)) for args in cases]
+    def __init__(self, part, fn, reference):
+        self.fn, self.reference, self.in_time = fn, reference, bool(part.unit)
+        self.cases = cases_of(part)
+        self.special = len(self.cases) - len(part.special)  # where those begin
+        self.expected = [reference(*map(copy_of, args)) for args in self.cases]
+        self.names = [names_of(fn, len(args)) for args in self.cases]
 
     def first_error(self, why=None):
         """What is wrong in the first case that goes wrong, or None."""
         passed = None
-        for names, args, expected in zip(self.names, self.cases, self.expected, strict=True):
+        known = zip(self.names, self.cases, self.expected, strict=True)
+        for i, (names, args, expected) in enumerate(known):
             try:
                 result = run(self.fn, names, args)
+                check_library(result, expected, names, args)
                 compare(result, expected, self.reference, names, args, why, self.in_time)
             except AssertionError as error:
                 if passed is None or why is not None:
                     return error
-                return AssertionError(f"{error} {what_is_new(passed, args)}")
+                new = what_is_new(passed, args) if i < self.special else WHAT_IS_SPECIAL
+                return AssertionError(f"{error} {new}")
             passed = passed or args
         return None
 
@@ -157,6 +227,24 @@ class Trials:
             return run(fn, self.names[i], self.cases[i])
         except AssertionError:
             return Raised
+
+
+def check_library(result, expected, names, args):
+    """Refuse NumPy arrays where torch tensors are expected, and the other way round."""
+    pairs = zip(leaves_of(result, "output"), leaves_of(expected, "output"), strict=False)
+    for (name, a), (_, b) in pairs:
+        if is_array(a) and is_array(b) and library(a) != library(b):
+            raise AssertionError(
+                f"With {describe(names, args)} your {name} is a {library(a)}, a {library(b)} is "
+                "expected."
+            )
+
+
+def library(x):
+    if hasattr(x, "detach"):
+        return "torch tensor"
+    # What is more than an array, such as one that is masked, is called by its own name.
+    return "NumPy array" if type(x) is np.ndarray or np.isscalar(x) else type(x).__name__
 
 
 def agree(a, b):

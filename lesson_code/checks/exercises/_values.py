@@ -29,6 +29,10 @@ def check_value(part, answer, exercise):
                 f"{exercise.label}: {part.name} is not right. {mistake.message} "
                 f"{exercise.look_at(mistake.section)}"
             )
+    if _rounded_off(given, right, part.tolerance):
+        raise AssertionError(
+            f"{exercise.label}: {part.name} is right as far as it goes: give three digits."
+        )
     raise AssertionError(
         f"{exercise.label}: {part.name} is not right{_where(given, right, part)}. "
         f"{exercise.look_at(part.section)}"
@@ -37,7 +41,8 @@ def check_value(part, answer, exercise):
 
 def _type_of(x):
     if isinstance(x, tuple | list) and x:
-        return f"{type(x).__name__} of {_type_of(x[0])}"
+        kinds = dict.fromkeys(map(_type_of, x))
+        return f"{type(x).__name__} of {' and '.join(kinds)}"
     return type(x).__name__
 
 
@@ -51,8 +56,12 @@ def _read(x):
         return np.asarray(" ".join(x.lower().split()))
     if isinstance(x, tuple | list):
         x = [to_numpy(item) if is_array(item) else item for item in x]
+    if np.ma.is_masked(x):
+        raise TypeError("a masked entry is no number")
     array = to_numpy(x)
-    return array if array.dtype.kind in "bU" else array.astype(np.float64)
+    if array.dtype.kind in "bUSc":  # of these, bytes and complex numbers would convert
+        return array
+    return array.astype(np.float64)
 
 
 def _equal(a, b, tolerance):
@@ -71,6 +80,14 @@ def _close(a, b, tolerance):
         return near & np.isclose(a, b, rtol=1e-12, atol=0.01)
     tolerance = 5e-3 if tolerance is None else tolerance
     return np.isclose(a, b, rtol=tolerance, atol=0.1 * tolerance * largest)
+
+
+def _rounded_off(a, b, tolerance):
+    """Whether it would be right, were it not for entries that are given to two digits only."""
+    if a.shape != b.shape or b.dtype.kind != "f" or (b == np.round(b)).all():
+        return False
+    two_digits = np.reshape([float(f"{x:.1e}") for x in b.flat], b.shape)
+    return bool((_close(a, b, tolerance) | _close(a, two_digits, 1e-9)).all())
 
 
 def _where(given, right, part):

@@ -99,7 +99,7 @@ BYTES = (
         name="moved",
         reference=moved,
         section=SEGMENTS,
-        form="bytes",
+        form="a number of bytes",
         mistakes=(
             Mistake(
                 lambda: moved() // 4,
@@ -259,6 +259,22 @@ BARRIER = (
                 total_by(SUM),
                 "The race is still there: what a thread reads at the end was stored by another one "
                 "after the last barrier.",
+                COLUMN,
+            ),
+            Mistake(
+                total_by(SUM.replace("z[i] =", "__syncwarp();\n    z[i] =")),
+                "`__syncwarp` waits for the threads of one warp. The sum is made in the first, and "
+                "the second reads it as well.",
+                COLUMN,
+            ),
+            Mistake(
+                total_by(
+                    SUM.replace("        __syncthreads();\n", "").replace(
+                        "part[i + half];", "part[i + half];\n        __syncthreads();"
+                    )
+                ),
+                "Now a barrier is missing before the first round: a thread adds what another one "
+                "may not have stored yet.",
                 COLUMN,
             ),
             Mistake(

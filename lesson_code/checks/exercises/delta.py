@@ -6,7 +6,7 @@ import numpy as np
 
 from lesson_code.checks._calling import random_qkv
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
+from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter, truth
 from lesson_code.checks.streaming import check_streaming
 from lesson_code.numpy import delta_rule, gated_delta_rule
 
@@ -191,6 +191,12 @@ HAND = (
                 TOKENS,
             ),
             Mistake(
+                lambda: np.linalg.norm(memory(3) - crossing()) / np.linalg.norm(crossing()),
+                "This is what the first round does, which begins with an empty memory, on neither "
+                "line. Take a round that begins where another one has ended.",
+                TOKENS,
+            ),
+            Mistake(
                 lambda: K[1, 1],
                 "A projection on a line keeps the part along it: compare the directions of the two "
                 "lines, which are at right angles to the keys.",
@@ -317,7 +323,7 @@ CODE = (
         ),
         further=(
             Further(check_causal, SYSTEM),
-            Further(check_streaming, GATED),
+            Further(check_streaming, GATED, options={"empty_pieces": False}),
         ),
     ),
 )
@@ -325,45 +331,26 @@ CODE = (
 # --- All errors at once ------------------------------------------------------------------------
 
 NAIVE = (
-    Value(
-        name="same_objects",
-        reference=lambda: True,
-        section=SYSTEM,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                False,
-                "In a chunk that has one key twice, does the second write know of the first?",
-                PARALLEL,
-            ),
+    truth(
+        "same_objects",
+        True,
+        section=PARALLEL,
+        message="In a chunk that has one key twice, does the second write know of the first?",
+    ),
+    truth(
+        "causal_objects",
+        False,
+        section=PARALLEL,
+        message=(
+            "The check changes later tokens and looks at earlier outputs. To be wrong is not "
+            "to look ahead: which tokens enter the output at t?"
         ),
     ),
-    Value(
-        name="causal_objects",
-        reference=lambda: False,
-        section=SYSTEM,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                True,
-                "The check changes later tokens and looks at earlier outputs. To be wrong is not "
-                "to look ahead: which tokens enter the output at t?",
-                PARALLEL,
-            ),
-        ),
-    ),
-    Value(
-        name="streaming_objects",
-        reference=lambda: True,
-        section=SYSTEM,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                False,
-                "A split begins a new chunk. Does it matter where a chunk begins?",
-                PARALLEL,
-            ),
-        ),
+    truth(
+        "streaming_objects",
+        True,
+        section=PARALLEL,
+        message="A split begins a new chunk. Does it matter where a chunk begins?",
     ),
 )
 
@@ -374,9 +361,18 @@ def outputs(choose):
     """What delta_rule returns with the reader's choice, for queries of 1."""
 
     def run(bits):
-        k, v, beta, start = choose(bits)
+        chosen = choose(bits)
+        if not isinstance(chosen, tuple | list) or len(chosen) != 4:
+            raise TypeError("choose must return four arrays: k, v, beta and initial_state")
+        k, v, beta, start = chosen
         q = np.ones((len(bits), 1))
-        return delta_rule(q, k, v, beta, initial_state=start)
+        out = delta_rule(q, k, v, beta, initial_state=start)
+        for t in range(len(bits)):  # who counts the ones beforehand needs no memory
+            alone = choose(bits[t : t + 1])
+            for name, x, row in zip(("k", "v", "beta"), chosen[:3], alone[:3], strict=True):
+                if not np.array_equal(x[t], row[0]):
+                    raise ValueError(f"{name}[{t}] is not made from bits[{t}] alone")
+        return out
 
     return run
 
@@ -494,6 +490,13 @@ def powers_of_two(A, below):
     return [2**i for i in range(1, 12) if 2**i < below]
 
 
+def by_entries(A):
+    out = np.eye(len(A)) - A
+    for e in powers_of_two(A, len(A)):
+        out = out @ (np.eye(len(A)) + A**e)
+    return out
+
+
 SERIES = (
     Function(
         signature="by_doubling(A)",
@@ -526,6 +529,12 @@ SERIES = (
             Mistake(
                 lambda A: product(A, -1, powers_of_two(A, len(A) / 2)),
                 "The last factor is missing, that of the exponent L/2.",
+                SYSTEM,
+            ),
+            Mistake(
+                by_entries,
+                "The powers were taken entry by entry, as `A**2` does. The formula has products of "
+                "matrices.",
                 SYSTEM,
             ),
             Mistake(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from lesson_code.checks._calling import random_qkv
-from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter
+from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter, truth
 from lesson_code.numpy import rwkv6
 from lesson_code.numpy.family import MODELS, run
 
@@ -116,7 +116,16 @@ def by_rwkv7(choose):
 
     @functools.wraps(choose)  # so that messages name the inputs as the reader does
     def outputs(*inputs):
-        return run(MODELS["RWKV-7"], **choose(*inputs))[0]
+        chosen = choose(*inputs)
+        if not isinstance(chosen, dict):
+            raise TypeError(f"a dictionary is expected, got {type(chosen).__name__}")
+        for name, x in chosen.items():
+            if np.ndim(x) != 2:
+                raise ValueError(
+                    f"{name} must have a row for every token and a column for every channel, its "
+                    f"shape is {np.shape(x)}"
+                )
+        return run(MODELS["RWKV-7"], **chosen)[0]
 
     return outputs
 
@@ -199,6 +208,18 @@ SPECIAL = (
             Mistake(
                 lambda q, k, v, beta, g: as_gated(q, k, v, beta, g) | {"k": k},
                 NO_BETA_WRITE,
+                TABLE,
+            ),
+            Mistake(
+                lambda q, k, v, beta, g: as_gated(q, k, beta[:, None] * v, beta, g),
+                "beta enters the write twice, with the key and with the value.",
+                TABLE,
+            ),
+            Mistake(
+                lambda q, k, v, beta, g: as_gated(
+                    q, k, v, beta, g, a=-column(np.exp(g) * beta) + 0 * k
+                ),
+                "Content is added at the key. The minus stands in the row already.",
                 TABLE,
             ),
             Mistake(
@@ -288,45 +309,28 @@ def without_bonus(q, k, v):
 
 
 IN_PLACE = (
-    Value(
-        name="after_right",
-        reference=lambda: True,
+    truth(
+        "after_right",
+        True,
         section=CONVENTIONS,
         form="True or False, for models that read after the write",
-        mistakes=(
-            Mistake(
-                False,
-                "After both lines S holds what it should. Does such a model look at `before`?",
-                CONVENTIONS,
-            ),
-        ),
+        message="After both lines S holds what it should. Does such a model look at `before`?",
     ),
-    Value(
-        name="before_right",
-        reference=lambda: False,
+    truth(
+        "before_right",
+        False,
         section=CONVENTIONS,
         form="True or False, for models that read before it",
-        mistakes=(
-            Mistake(
-                True,
-                "`before = S` gives a second name to the array. What does `before` show when the "
-                "array has been changed in place?",
-                CONVENTIONS,
-            ),
+        message=(
+            "`before = S` gives a second name to the array. What does `before` show when the "
+            "array has been changed in place?"
         ),
     ),
-    Value(
-        name="causal_objects",
-        reference=lambda: False,
+    truth(
+        "causal_objects",
+        False,
         section=CONVENTIONS,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                True,
-                "Which token too many enters the output at t? Is it a later one?",
-                CONVENTIONS,
-            ),
-        ),
+        message="Which token too many enters the output at t? Is it a later one?",
     ),
     Function(
         signature="mended(q, k, v)",
@@ -416,6 +420,17 @@ ROW = (
                 TABLE,
             ),
             Mistake(
+                lambda S, x: (np.eye(len(S)) - x.beta * x.k @ x.k) @ faded(S, x),
+                "`k @ k.T` is one number, as `.T` does nothing to an array with one axis. The "
+                "transition has an outer product.",
+                TABLE,
+            ),
+            Mistake(
+                lambda S, x: corrected(faded(S, x), x, share=-x.beta),
+                "The correction is added. What the key finds has to be taken away.",
+                TABLE,
+            ),
+            Mistake(
                 lambda S, x: faded(S, x),
                 "The state fades, but nothing is removed at the key.",
                 TABLE,
@@ -437,18 +452,12 @@ ROW = (
             ),
         ),
     ),
-    Value(
-        name="order_matters",
-        reference=lambda: True,
-        section=CONVENTIONS,
+    truth(
+        "order_matters",
+        True,
+        section=TABLE,
         form="True or False, for decays that differ between channels",
-        mistakes=(
-            Mistake(
-                False,
-                "A number commutes with every matrix. Does a diagonal matrix?",
-                TABLE,
-            ),
-        ),
+        message="A number commutes with every matrix. Does a diagonal matrix?",
     ),
 )
 

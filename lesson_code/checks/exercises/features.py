@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from lesson_code.checks._calling import random_qkv
-from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter
+from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter, truth
 from lesson_code.numpy import polynomial, taylor
 
 POLYNOMIALS = "Polynomials: products between entries"
@@ -110,6 +110,10 @@ def scaled_in_part(x):
     return np.concatenate([ones, x * x.shape[-1] ** -0.25, products], axis=-1)
 
 
+def scaled_by_tokens(x):
+    return my_taylor(x * x.shape[0] ** -0.25, power=0.0)
+
+
 def with_options(**options):
     return lambda x: my_taylor(x, **options)
 
@@ -142,11 +146,27 @@ TAYLOR_MAP = (
                 TAYLOR,
             ),
             Mistake(
+                with_options(power=0.25),
+                "x is multiplied by the fourth root of D where it should be divided.",
+                TAYLOR,
+            ),
+            Mistake(
+                scaled_by_tokens,
+                "The scale is made of the number of tokens. D is the length of the last axis.",
+                TAYLOR,
+            ),
+            Mistake(
                 scaled_in_part,
                 "The products of pairs are made of x, not of x': s² needs the scale twice.",
                 TAYLOR,
             ),
             Mistake(with_options(factor=1.0), FACTOR, TAYLOR),
+            Mistake(
+                with_options(factor=ROOT),
+                "The factor makes the products larger. What do they add up to without one, and "
+                "what is asked?",
+                TAYLOR,
+            ),
             Mistake(
                 with_options(factor=0.5),
                 "Query and key both have the factor 1/2, so that s² gets 1/4.",
@@ -185,38 +205,25 @@ TAYLOR_MAP = (
 # --- An epsilon and a maximum ------------------------------------------------------------------
 
 LEAK = (
-    Value(
-        name="epsilon_causal",
-        reference=lambda: False,
+    truth(
+        "epsilon_causal",
+        False,
         section=MAXIMUM,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                True,
-                "The maximum is a factor of all exponentials, and cancels. Is it a factor of ε?",
-                MAXIMUM,
-            ),
-        ),
+        message="The maximum is a factor of all exponentials, and cancels. Is it a factor of ε?",
     ),
-    Value(
-        name="per_key_causal",
-        reference=lambda: True,
+    truth(
+        "per_key_causal",
+        True,
         section=MAXIMUM,
-        form="True or False",
-        mistakes=(Mistake(False, "Which keys does the maximum of one key depend on?", MAXIMUM),),
+        message="Which keys does the maximum of one key depend on?",
     ),
-    Value(
-        name="per_key_same",
-        reference=lambda: False,
+    truth(
+        "per_key_same",
+        False,
         section=MAXIMUM,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                True,
-                "What cancels from the quotient is a factor that all keys share. Do they share "
-                "this one?",
-                MAXIMUM,
-            ),
+        message=(
+            "What cancels from the quotient is a factor that all keys share. Do they share "
+            "this one?"
         ),
     ),
 )
@@ -266,6 +273,11 @@ HOW_MANY = (
             Mistake(
                 lambda length: math.expm1(2 * length / math.sqrt(2)) * 100,
                 "The exponent is |y|². This one has |y|.",
+                OFF,
+            ),
+            Mistake(
+                lambda length: math.expm1(2 * length) * 100,
+                "The length is not squared: the exponent is |y|².",
                 OFF,
             ),
             *(

@@ -338,6 +338,13 @@ CODE = (
                 CHUNKS,
             ),
             Mistake(
+                with_part(write=lambda g: np.cumsum(g, axis=0)[-1:] - np.cumsum(g, axis=0)),
+                "The decay to the end of the chunk is a difference of two sums, which is "
+                "-inf + inf where a gate is closed. Add up each segment by itself, as `after` "
+                "does.",
+                PARALLEL,
+            ),
+            Mistake(
                 with_part(carry=lambda g: np.zeros_like(g[0])),
                 "The state does not fade from chunk to chunk.",
                 CHUNKS,
@@ -349,7 +356,10 @@ CODE = (
                 CHUNKS,
             ),
         ),
-        further=(Further(check_causal, PARALLEL, gated), Further(check_streaming, CHUNKS, gated)),
+        further=(
+            Further(check_causal, PARALLEL, gated),
+            Further(check_streaming, CHUNKS, gated, options={"empty_pieces": False}),
+        ),
     ),
 )
 
@@ -395,6 +405,11 @@ HAND = (
             Mistake(
                 lambda: states(write=exact),
                 "These are the exact writes. Mamba takes the approximation.",
+                RATE,
+            ),
+            Mistake(
+                lambda: states(decay=lambda d: math.exp(-d)),
+                "The rate is 1 here. With A = -ln 2, what is left after a step of 1?",
                 RATE,
             ),
             Mistake(

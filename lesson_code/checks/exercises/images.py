@@ -105,6 +105,11 @@ HAND = (
                 SEQUENCE,
             ),
             Mistake(
+                lambda: -pixel_bits().mean(),
+                "The sign is wrong: a cost is the negative logarithm of a probability.",
+                SEQUENCE,
+            ),
+            Mistake(
                 lambda: pixel_bits().sum(),
                 "This is the whole image, not a pixel of it.",
                 SEQUENCE,
@@ -288,6 +293,11 @@ BIN = (
                 PIXEL,
             ),
             Mistake(
+                lambda: -far(),
+                "The sign is wrong: the logarithm of a probability is not above 0.",
+                PIXEL,
+            ),
+            Mistake(
                 lambda: far(scale=1.0),
                 "This is what a bell of width 1 gives. Its edges are divided by s.",
                 PIXEL,
@@ -355,7 +365,7 @@ IN_PLACE = (
         reference=plain,
         section=HALF,
         inputs=one_head,
-        further=(Further(check_streaming, HALF, inputs=one_head),),
+        further=(Further(check_streaming, HALF, inputs=one_head, options={"empty_pieces": False}),),
         mistakes=(
             Mistake(
                 lambda q, k, v: plain(q, k, v) - (q * k).sum(axis=-1, keepdims=True) * v,
@@ -535,7 +545,7 @@ MEMORY = (
         name="linear",
         reference=lambda: MEMORY_BYTES // state_bytes(),
         section=COUNTING,
-        form="images",
+        form="a number of images",
         tolerance=2e-3,
         mistakes=(
             Mistake(
@@ -551,6 +561,11 @@ MEMORY = (
             Mistake(
                 lambda: MEMORY_BYTES // state_bytes(heads=1),
                 "The state is that of one wide head. Eight heads share the width.",
+                COUNTING,
+            ),
+            Mistake(
+                lambda: MEMORY_BYTES // state_bytes(heads=1, normalizer=False),
+                "The state is that of one wide head, and has no z. Eight heads share the width.",
                 COUNTING,
             ),
             Mistake(
@@ -579,7 +594,7 @@ MEMORY = (
         name="cached",
         reference=lambda: MEMORY_BYTES // cache_bytes(),
         section=COUNTING,
-        form="images",
+        form="a number of images",
         tolerance=2e-3,
         mistakes=(
             Mistake(
@@ -629,6 +644,11 @@ MEMORY = (
             Mistake(
                 lambda: score_megabytes() * LAYERS,
                 "These are all the layers. One was asked for.",
+                COUNTING,
+            ),
+            Mistake(
+                lambda: score_megabytes() * 1e6 / 2**20,
+                "An MB has 10⁶ bytes here, not 2²⁰.",
                 COUNTING,
             ),
             Mistake(

@@ -85,6 +85,11 @@ HAND = (
         mistakes=(
             Mistake(lambda: state_after(3)[1], "Token 4 is missing.", EQUATIONS),
             Mistake(
+                lambda: X[3],
+                "That is what token 4 alone adds; the three tokens before it are missing.",
+                EQUATIONS,
+            ),
+            Mistake(
                 lambda: (X @ W_V).sum(dim=0),
                 "z sums up the features of the keys, not the values.",
                 EQUATIONS,
@@ -120,6 +125,12 @@ HAND = (
             Mistake(
                 lambda: X[3] @ state_after(4)[0] / state_after(4)[1].sum(),
                 "Divided by the sum of z. The divisor is the product of the query and z.",
+                EQUATIONS,
+            ),
+            Mistake(
+                lambda: X[3] @ state_after(4)[0] / state_after(4)[1],
+                "Each entry is divided by one of z. The divisor is a single number, the product of "
+                "the query and z.",
                 EQUATIONS,
             ),
         ),
@@ -235,7 +246,10 @@ CODE = (
         section=MODULE,
         inputs=tokens,
         view=lambda f: lambda x, **options: f(some_layer(), x, **options),
-        further=(Further(check_causal, ORDERS), Further(check_streaming, ORDERS)),
+        further=(
+            Further(check_causal, ORDERS),
+            Further(check_streaming, ORDERS, options={"empty_pieces": False}),
+        ),
         mistakes=(
             Mistake(
                 layer_with(causal=False),
@@ -439,6 +453,11 @@ WRONG_MEANS = tuple(
             LEAK,
         ),
         (
+            lambda o: squares(o).cumsum(dim=-1) / (counts(o.shape[1]) - 1),
+            "The sum is divided by one too few: up to the first position there is one.",
+            LEAK,
+        ),
+        (
             lambda o: running((o**2).sum(dim=-1)),
             "The squares are summed over the channels, but not divided by their number.",
             NORM,
@@ -469,7 +488,10 @@ PAST = (
         reference=past_norm,
         section=LEAK,
         inputs=tokens,
-        further=(Further(check_causal, LEAK), Further(check_streaming, ORDERS)),
+        further=(
+            Further(check_causal, LEAK),
+            Further(check_streaming, ORDERS, options={"empty_pieces": False}),
+        ),
         mistakes=(
             *WRONG_MEANS,
             Mistake(

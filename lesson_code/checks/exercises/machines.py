@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from lesson_code import costs
@@ -77,19 +79,30 @@ BYTES_BY_HAND = (
         name="forward",
         reference=exchanged,
         section=BYTES,
-        form="bytes",
+        form="a number of bytes",
         mistakes=exchange_mistakes(EXCHANGE),
     ),
     Value(
         name="backward",
         reference=exchanged,
         section=BACK,
-        form="bytes",
+        form="a number of bytes",
         mistakes=(
             *exchange_mistakes(BACK),
             Mistake(
                 lambda: exchanged(states=2),
                 "Two states travel back only if the last state was returned. Here it was not.",
+                BACK,
+            ),
+            Mistake(
+                lambda: 2 * exchanged(),
+                "These are both directions together.",
+                BACK,
+            ),
+            Mistake(
+                0,
+                "The keys and values of a part were read by later ranks. Their gradients need what "
+                "these ranks know.",
                 BACK,
             ),
         ),
@@ -98,12 +111,17 @@ BYTES_BY_HAND = (
         name="tokens",
         reference=part_length,
         section=BYTES,
-        form="tokens in a part",
+        form="a number of tokens in a part",
         mistakes=(
             Mistake(
                 lambda: part_length() - 1,
                 "With so many ring attention still sends a little less. What else is in a message "
                 "beside the state?",
+                BYTES,
+            ),
+            Mistake(
+                lambda: messages(1) / (HEADS * 2 * WIDTH * 2),
+                "There both send the same. From which whole number of tokens on is it more?",
                 BYTES,
             ),
             Mistake(
@@ -187,6 +205,20 @@ def from_the_beginning(q, k, v, g):
     return np.concatenate(out)
 
 
+def not_exponentiated(q, k, v, g):
+    S, out = np.zeros((k.shape[-1], v.shape[-1])), np.empty_like(v)
+    for t in range(len(k)):
+        S = g[t][:, None] * S + np.outer(k[t], v[t])
+        out[t] = q[t] @ S
+    return out
+
+
+def decays_last(q, k, v, g, *, reads_last):
+    """Written first, decayed then, with what was just written; read before or after that."""
+    earlier = np.vstack([np.zeros_like(g[:1]), g[:-1]])
+    return gated_linear_attention(q * np.exp(g) if reads_last else q, k, v, earlier)
+
+
 SPLIT = (
     Function(
         signature="my_split(q, k, v, g)",
@@ -246,6 +278,20 @@ SPLIT = (
                 lambda q, k, v, g: gated_linear_attention(q, k, v, np.zeros_like(g)),
                 "Nothing fades at all, inside the parts or between them: the gates are not used.",
                 DECAY,
+            ),
+            Mistake(
+                not_exponentiated,
+                "The memory is multiplied by g. These are logarithms of the decays.",
+                DECAY,
+            ),
+            *(
+                Mistake(
+                    partial(decays_last, reads_last=reads_last),
+                    "A token decays what it has just written itself. The memory decays first, then "
+                    "the token writes, then it reads.",
+                    DECAY,
+                )
+                for reads_last in (False, True)
             ),
             Mistake(
                 split_by(own_part=reads_first),
@@ -384,6 +430,17 @@ DELTA = (
             Mistake(
                 lambda k, v, beta: (message(k, v, np.ones_like(beta))[0], message(k, v, beta)[1]),
                 "P does not know beta: a token takes out only a part of what its key reads.",
+                BESIDE,
+            ),
+            Mistake(
+                lambda k, v, beta: message(k, v, np.ones_like(beta)),
+                "Neither P nor T knows beta: a token corrects only a part of the error.",
+                BESIDE,
+            ),
+            Mistake(
+                lambda k, v, beta: (message(k, v, beta)[0], message(k, v / beta[:, None], beta)[1]),
+                "T has values that were written whole. Both parts of a correction have beta, what "
+                "is taken out and what is written.",
                 BESIDE,
             ),
             Mistake(

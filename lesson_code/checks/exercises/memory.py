@@ -127,6 +127,11 @@ HAND = (
                 NORMALIZED,
             ),
             Mistake(
+                lambda: state_of(K, V).S[0] / state_of(K[:3], V[:3]).z[0],
+                "The divisor is that of three tokens. z grows with every write, as S does.",
+                NORMALIZED,
+            ),
+            Mistake(
                 lambda: state_of(K, V).read(QUERY, normalize=False) / K.sum(),
                 "Divided by the sum of all entries of the keys. The divisor is the product of the "
                 "query and z.",
@@ -353,6 +358,11 @@ BINARY = (
                 LOUD,
             ),
             Mistake(
+                lambda n, D: 0.5 - tail((n - 1) / D),
+                "erf counts what lies between 0 and the bound. What lies beyond it is erfc.",
+                LOUD,
+            ),
+            Mistake(
                 lambda n, D: 1 - tail((n - 1) / D),
                 "This is the share of right signs.",
                 LOUD,
@@ -437,6 +447,16 @@ ERASE = (
                 lambda S, k: S - np.outer(S @ k, k) / (k @ k),
                 WRONG_SIDE,
                 READ,
+            ),
+            Mistake(
+                lambda S, k: S - np.outer(k, S @ k) / (k @ k),
+                WRONG_SIDE,
+                READ,
+            ),
+            Mistake(
+                lambda S, k: S - np.outer(k @ S, k) / (k @ k),
+                "The outer product is transposed: the key chooses the row, as in a write.",
+                WRITE,
             ),
             Mistake(
                 lambda S, k: np.outer(k, k @ S) / (k @ k),

@@ -6,7 +6,7 @@ import numpy as np
 
 from lesson_code import tasks
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
+from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter, truth
 from lesson_code.checks.streaming import check_streaming
 from lesson_code.numpy import delta_rule, identity, linear_attention
 
@@ -123,18 +123,13 @@ RANKS = (
             ),
         ),
     ),
-    Value(
-        name="some_number",
-        reference=lambda: False,
+    truth(
+        "some_number",
+        False,
         section=NO_STATE,
         form="True or False, for pattern 3",
-        mistakes=(
-            Mistake(
-                True,
-                "Write down the block after a cut at m = 5. Which tokens are still to be told "
-                "apart?",
-                NO_STATE,
-            ),
+        message=(
+            "Write down the block after a cut at m = 5. Which tokens are still to be told apart?"
         ),
     ),
 )
@@ -202,7 +197,10 @@ DELAY = (
                 NO_STATE,
             ),
         ),
-        further=(Further(check_causal, NO_STATE), Further(check_streaming, NO_STATE)),
+        further=(
+            Further(check_causal, NO_STATE),
+            Further(check_streaming, NO_STATE, options={"empty_pieces": False}),
+        ),
     ),
     Value(
         name="T",
@@ -266,6 +264,23 @@ def plain(inputs):
     )
     i = np.arange(x.shape[1])[:, None]
     return answered(inputs, read / (i + x.shape[-1] + 1))
+
+
+def uncorrected(inputs):
+    """Each y is written whole, with the step size of the delta rule."""
+    x, y = pairs_of(inputs)
+    k, v = late(x, 1), late(y / size(x)[..., None], 1)
+    read = linear_attention(x, k, v, feature_map=identity, normalize=False, causal=True)
+    return answered(inputs, read)
+
+
+def never_cleared(inputs):
+    """One memory for all sequences of the batch, one after the other."""
+    x, y = (a.reshape(1, -1, a.shape[-1]) for a in pairs_of(inputs))
+    k, v = late(x, 1), late(y, 1)
+    out = np.zeros(inputs.shape[:2])
+    out[:, ::2] = np.reshape(delta_rule(x, k, v, 1 / size(k)), (len(inputs), -1))
+    return out
 
 
 def fitted(inputs):
@@ -338,6 +353,17 @@ LEAK = (
                 plain,
                 "This is one step of gradient descent for all examples together, the plain sum. "
                 "The delta rule takes a step for each.",
+                LEARNING,
+            ),
+            Mistake(
+                uncorrected,
+                "Each y is written whole. The delta rule writes what is missing: y without what "
+                "x finds in the memory already.",
+                LEARNING,
+            ),
+            Mistake(
+                never_cleared,
+                "The second sequence begins with the memory of the first. Each has a w of its own.",
                 LEARNING,
             ),
             Mistake(

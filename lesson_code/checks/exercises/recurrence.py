@@ -144,6 +144,12 @@ def own_key_alone(q, k, v):
     return read(q, sums(k, v)[0]) / (q * k).sum(axis=-1, keepdims=True)
 
 
+def wrong_side(q, k, v):
+    S, z = sums(elu_plus_one(k), v)
+    q = elu_plus_one(q)
+    return (S @ q[..., :, None])[..., 0] / (q * z).sum(axis=-1, keepdims=True)
+
+
 def sum_of_features(q, k, v):
     q, k = elu_plus_one(q), elu_plus_one(k)
     S, z = sums(k, v)
@@ -183,6 +189,11 @@ CODE = (
                 RECURRENCE,
             ),
             Mistake(
+                wrong_side,
+                "The state is read from the wrong side, as S q: the query must mix the rows of S.",
+                RECURRENCE,
+            ),
+            Mistake(
                 by_count,
                 "The output is divided by the number of tokens. The divisor is the sum of the "
                 "weights, the product of the query and z.",
@@ -215,7 +226,10 @@ CODE = (
                 RECURRENCE,
             ),
         ),
-        further=(Further(check_causal, GLOBAL), Further(check_streaming, HINGE)),
+        further=(
+            Further(check_causal, GLOBAL),
+            Further(check_streaming, HINGE, options={"empty_pieces": False}),
+        ),
     ),
 )
 
@@ -292,6 +306,17 @@ DECAY = (
                 UNROLLED,
             ),
             Mistake(
+                lambda a, N: a ** np.tril(distances(N)),
+                "The exponents above the diagonal are 0, so that the entries there are 1. The "
+                "entries have to be 0.",
+                MASKED,
+            ),
+            Mistake(
+                lambda a, N: np.tril((1 / a) ** np.abs(distances(N))),
+                "The sign of the exponent is wrong: the older an input is, the larger it becomes.",
+                UNROLLED,
+            ),
+            Mistake(
                 lambda a, N: np.tril(decay_matrix(a, N), k=-1),
                 "The diagonal is missing: the input at t is part of the state at t.",
                 UNROLLED,
@@ -325,6 +350,8 @@ def then_max(first, second):
     return a1 + a2, max(b1 + a2, b2)
 
 
+SECOND_B = "The b of the second step comes last. Nothing is added to it any more."
+
 MAX = (
     Function(
         signature="then_max(first, second)",
@@ -350,7 +377,15 @@ MAX = (
                     first[0] + second[0],
                     max(first[1] + second[0], second[1] + first[0]),
                 ),
-                "The b of the second step comes last. Nothing is added to it any more.",
+                SECOND_B,
+                STEPS,
+            ),
+            Mistake(
+                lambda first, second: (
+                    first[0] + second[0],
+                    max(first[1], second[1]) + second[0],
+                ),
+                SECOND_B,
                 STEPS,
             ),
             Mistake(

@@ -86,6 +86,11 @@ HAND = (
                 FADES,
             ),
             Mistake(
+                lambda: K[3] @ state(3),
+                "This is read from S_3. Before query 4 reads, the memory fades and token 4 writes.",
+                FADES,
+            ),
+            Mistake(
                 lambda: K[3] @ (state(3) + fourth_token()),
                 "The memory has not faded since token 3.",
                 FADES,
@@ -154,6 +159,11 @@ HAND = (
         reference=lambda: next(n for n in range(99) if (GAMMA**n * state(4) < 0.1).all()),
         section=FADES,
         mistakes=(
+            Mistake(
+                lambda: np.log2(state(4).max() / 0.1),
+                "There the largest entry is just 0.1. How many whole tokens does it take?",
+                FADES,
+            ),
             Mistake(6, "The largest entry is then still a little above 0.1.", FADES),
             Mistake(5, "That is when the smallest entry has fallen below 0.1.", FADES),
             Mistake(0, "A key of 0 writes nothing. Does the memory fade all the same?", FADES),
@@ -292,7 +302,7 @@ CODE = (
         ),
         further=(
             Further(check_causal, ALL, three_heads),
-            Further(check_streaming, CHUNKS, three_heads),
+            Further(check_streaming, CHUNKS, three_heads, options={"empty_pieces": False}),
             Further(check_linear_cost, CHUNKS, one_text),
         ),
     ),
@@ -388,6 +398,15 @@ def turning(q, k, v, *, gamma=0.9, by=1, own=False):
     return torch_retention(q, k, v, gamma)
 
 
+def by_index(q, k, v, back):
+    """A memory that `back` turns in another way than it should."""
+    T, out = q.new_zeros(k.shape[1], v.shape[1]), []
+    for q_t, k_t, v_t in zip(q, k, v, strict=True):
+        T = 0.9 * back(T) + torch.outer(k_t, v_t)
+        out.append(q_t @ T)
+    return torch.stack(out)
+
+
 def for_turning(rng, N, M=8):
     return tuple(torch.tensor(rng.normal(size=(N, width))) for width in (8, 8, M))
 
@@ -407,6 +426,24 @@ TURN = (
             Mistake(
                 lambda q, k, v: turning(q, k, v, by=-1),
                 "The memory turns the wrong way. To undo a rotation, turn back.",
+                TURNING,
+            ),
+            Mistake(
+                lambda q, k, v: by_index(q, k, v, lambda T: turn(T.mT, positions(T.mT)).mT),
+                "Column m of the memory turns by m steps. All columns turn back by one: give "
+                "`turn` each as a sequence of its own.",
+                TURNING,
+            ),
+            Mistake(
+                lambda q, k, v: by_index(q, k, v, lambda T: turn(T.mT, positions(T.mT) - 1).mT),
+                "Column m of the memory turns by m - 1 steps. All columns turn back by one: give "
+                "`turn` each as a sequence of its own.",
+                TURNING,
+            ),
+            Mistake(
+                lambda q, k, v: by_index(q, k, v, lambda T: turn(T, positions(T) - 1)),
+                "`turn` was given the rows of the memory, which are values. Keys are turned, and "
+                "they lie along its columns.",
                 TURNING,
             ),
             Mistake(

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter
+from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter, truth
 from lesson_code.numpy import aft_full, aft_simple, wkv
 
 WEIGHTS = "Weights without queries"
@@ -161,6 +161,23 @@ INSIDE = (
                 WEIGHTS,
             ),
             Mistake(
+                lambda q, k, v: q * running(np.exp(k) * v) / running(np.exp(k)),
+                "The mean is multiplied by the query itself. The gate is its sigmoid.",
+                WEIGHTS,
+            ),
+            Mistake(
+                lambda q, k, v: sigmoid(q) * running(np.exp(k) * v),
+                "The weighted sum is not divided by the sum of the weights.",
+                WEIGHTS,
+            ),
+            Mistake(
+                lambda q, k, v: (
+                    sigmoid(q) * np.cumsum(np.exp(k) * v, axis=-1) / np.cumsum(np.exp(k), axis=-1)
+                ),
+                "The sums run over the channels. Time is the axis -2.",
+                WEIGHTS,
+            ),
+            Mistake(
                 lambda q, k, v: running(sigmoid(q) * np.exp(k) * v) / running(np.exp(k)),
                 "Every value has gone through the gate of its own token. The gate belongs to the "
                 "token that reads: it multiplies the mean.",
@@ -234,18 +251,13 @@ def wkv_inputs(rng, N, D=5):
 
 
 MAXIMUM = (
-    Value(
-        name="wrong",
-        reference=lambda: False,
+    truth(
+        "wrong",
+        False,
         section=RANGE,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                True,
-                "What is taken off every exponent, above and below the fraction bar, multiplies "
-                "both by the same number.",
-                RANGE,
-            ),
+        message=(
+            "What is taken off every exponent, above and below the fraction bar, multiplies "
+            "both by the same number."
         ),
     ),
     Function(
@@ -264,6 +276,11 @@ MAXIMUM = (
                 lambda k, v, w, u: recurrence(k, v, w, u, fade_to_read=True),
                 "The sums are read decayed. The token just before the current one carries no decay "
                 "yet.",
+                WKV,
+            ),
+            Mistake(
+                lambda k, v, w, u: recurrence(k, v, -w, u),
+                "The past grows instead of fading: the decay has the wrong sign.",
                 WKV,
             ),
             Mistake(
@@ -290,18 +307,11 @@ MAXIMUM = (
             ),
         ),
     ),
-    Value(
-        name="harm",
-        reference=lambda: True,
+    truth(
+        "harm",
+        True,
         section=RANGE,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                False,
-                "Look at the write of the very first token: how far is its key above this maximum?",
-                RANGE,
-            ),
-        ),
+        message="Look at the write of the very first token: how far is its key above this maximum?",
     ),
 )
 
@@ -316,6 +326,11 @@ def with_bias(q, k, v, decay=lambda n: np.exp(-DECAYS[0] * n) + np.exp(-DECAYS[1
     n = np.maximum(t - 1 - t.T, 0)
     bias = np.where(t == t.T, own, np.log(decay(n)))
     return aft_full(q, k, v, bias, causal=True)
+
+
+def mean_of_means(q, k, v):
+    means = [with_bias(q, k, v, lambda n, w=w: np.exp(-w * n)) for w in DECAYS]
+    return np.mean(means, axis=0)
 
 
 def one_channel(rng, N):
@@ -374,6 +389,24 @@ RANK = (
                 "The sums are read after they have faded once more. The token just before the "
                 "current one has not faded yet.",
                 WKV,
+            ),
+            Mistake(
+                lambda q, k, v: with_bias(
+                    q,
+                    k,
+                    v,
+                    lambda n: np.exp(-DECAYS[0] * (n + 1)) + np.exp(-DECAYS[1] * (n + 1)),
+                    own=math.log(2),
+                ),
+                "The sums are read after the token has been written, into both of them, and after "
+                "the past has faded. Read first, then write.",
+                WKV,
+            ),
+            Mistake(
+                mean_of_means,
+                "This is the mean of two means, each with a divisor of its own. The two weights of "
+                "a token are added in one mean, above and below.",
+                BIAS,
             ),
             Mistake(
                 lambda q, k, v: with_bias(q, k, v, own=math.log(2)),

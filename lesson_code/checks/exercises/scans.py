@@ -114,6 +114,11 @@ HAND = (
                 TWO_SCANS,
             ),
             Mistake(
+                lambda: d * (V @ dS.T + dz),
+                "The gradient of the output was written to the state, not that of the numerator.",
+                NORMALIZER,
+            ),
+            Mistake(
                 lambda: V @ dS.T - dz,
                 "The two parts are subtracted. The path through the divisor has its sign already.",
                 NORMALIZER,
@@ -387,7 +392,10 @@ CHUNKWISE = (
                 NORMALIZER,
             ),
         ),
-        further=(Further(check_streaming, CHUNKS), Further(check_linear_cost, CHUNKS)),
+        further=(
+            Further(check_streaming, CHUNKS, options={"empty_pieces": False}),
+            Further(check_linear_cost, CHUNKS),
+        ),
     ),
 )
 

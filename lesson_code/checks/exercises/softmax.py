@@ -8,12 +8,13 @@ import numpy as np
 
 from lesson_code.checks._calling import random_qkv
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
+from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter, truth
 from lesson_code.numpy import attention_weights, softmax_attention
 
 HAND_SECTION = "Three tokens by hand"
 FORMULA = "The formula"
 SCALE = "Why the scores are divided by √D"
+LARGEST = "Why the largest score is subtracted"
 MASK = "Looking back only: the causal mask"
 TILES = "Never holding the matrix: tiles"
 
@@ -169,6 +170,12 @@ def divided_across(q, k, v, shift_too=False):
     return e / e.sum(axis=-1) @ v
 
 
+def columns_divided(q, k, v):
+    """The largest score of each row is subtracted, as in the text, and then columns are summed."""
+    s = masked(scores_of(q, k))
+    return divided(np.exp(s - s.max(axis=-1, keepdims=True)), axis=-2) @ v
+
+
 def scaled_by(factor):
     """Causal attention with the scores multiplied by a function of q and k."""
     return lambda q, k, v: softmax_attention(q * factor(q, k), k, v, causal=True, scale=1.0)
@@ -178,6 +185,7 @@ ACROSS = (
     "Entries are divided by sums of other rows: sum over the last axis with keepdims=True, so "
     "that it stays a column."
 )
+COLUMNS = "The columns sum to one. Each output is a mean over keys: the rows have to."
 STRICT = "No token sees itself: the diagonal belongs to the past, j ≤ i."
 LARGE = "Scores of 1,000 are not survived."
 
@@ -186,6 +194,14 @@ def long_queries_and_none(rng):
     """The last query is 0: each of its scores is, and none of them is masked."""
     q, k, v = 1e3 * rng.normal(size=(6, 5)), *random_qkv(rng, 6)[1:]
     q[-1] = 0
+    return q, k, v
+
+
+def long_query_against_its_key(rng):
+    """The only score that the first token has is far below what may stand for minus infinity."""
+    q, k, v = random_qkv(rng, 9, D=4, M=2)
+    q *= 1e3
+    q[0] = -1e3 * k[0]
     return q, k, v
 
 
@@ -199,10 +215,7 @@ CODE = (
         signature="my_attention(q, k, v)",
         reference=lambda q, k, v: softmax_attention(q, k, v, causal=True),
         section=MASK,
-        special=(
-            long_queries_and_none,
-            lambda rng: (1e3 * rng.normal(size=(9, 4)), *random_qkv(rng, 9, D=4, M=2)[1:]),
-        ),
+        special=(long_queries_and_none, long_query_against_its_key),
         further=(Further(check_causal, MASK),),
         mistakes=(
             Mistake(
@@ -251,9 +264,10 @@ CODE = (
             ),
             Mistake(
                 lambda q, k, v: softmax(masked(scores_of(q, k)), axis=-2) @ v,
-                "The columns sum to one. Each output is a mean over keys: the rows have to.",
+                COLUMNS,
                 FORMULA,
             ),
+            Mistake(columns_divided, COLUMNS, FORMULA),
             Mistake(divided_across, ACROSS, FORMULA),
             Mistake(
                 lambda q, k, v: divided_across(q, k, v, shift_too=True),
@@ -280,13 +294,13 @@ CODE = (
                 no_largest,
                 f"{LARGE} Their exponential is infinite: which number can be subtracted from a row "
                 "without changing its weights?",
-                SCALE,
+                LARGEST,
             ),
             Mistake(
                 largest_of_all,
                 f"{LARGE} The largest score of all is subtracted, and a row far below it becomes "
                 "0/0. Each row needs its own.",
-                SCALE,
+                LARGEST,
             ),
             Mistake(
                 largest_before_the_mask,
@@ -335,18 +349,13 @@ WRONG_PLACE = (
             ),
         ),
     ),
-    Value(
-        name="causal",
-        reference=lambda: False,
+    truth(
+        "causal",
+        False,
         section=MASK,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                True,
-                "No later value comes in. But write down the denominator of a row: whose keys are "
-                "in it?",
-                MASK,
-            ),
+        message=(
+            "No later value comes in. But write down the denominator of a row: whose keys are "
+            "in it?"
         ),
     ),
     Function(
@@ -438,6 +447,23 @@ def second_scaled_to_first(a, b):
     return max(a[0], b[0]), a[1] + x * b[1], a[2] + x * b[2]
 
 
+def one_part_scaled(a, b, first):
+    mu = max(a[0], b[0])
+    x, y = np.exp(a[0] - mu), np.exp(b[0] - mu)
+    if first:
+        return mu, x * a[1] + b[1], x * a[2] + b[2]
+    return mu, a[1] + y * b[1], a[2] + y * b[2]
+
+
+def second_is_one_key(a, b):
+    mu, total, mixed = merge(a, b)
+    return mu, total - np.exp(b[0] - mu) * (b[1] - 1), mixed
+
+
+ONE_PART = (
+    "Only one of the parts is scaled to the new maximum. Either of them may have the smaller one."
+)
+
 MERGE = (
     Function(
         signature="merge(a, b)",
@@ -486,6 +512,13 @@ MERGE = (
                 "scaled to the new maximum.",
                 TILES,
             ),
+            Mistake(lambda a, b: one_part_scaled(a, b, first=True), ONE_PART, TILES),
+            Mistake(lambda a, b: one_part_scaled(a, b, first=False), ONE_PART, TILES),
+            Mistake(
+                second_is_one_key,
+                "The second part is treated as one key, whose sum is 1. It has a sum ℓ of its own.",
+                TILES,
+            ),
             Mistake(
                 outputs_mixed,
                 "u is divided already. A triple keeps u and ℓ apart, so that it can be merged "
@@ -494,18 +527,11 @@ MERGE = (
             ),
         ),
     ),
-    Value(
-        name="order_matters",
-        reference=lambda: False,
+    truth(
+        "order_matters",
+        False,
         section=TILES,
-        form="True or False",
-        mistakes=(
-            Mistake(
-                True,
-                "Exchange a and b in your formulas. Which of them changes?",
-                TILES,
-            ),
-        ),
+        message="Exchange a and b in your formulas. Which of them changes?",
     ),
 )
 

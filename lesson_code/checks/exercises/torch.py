@@ -157,18 +157,17 @@ def is_real(k, lengths, more=0):
     return (torch.arange(k.shape[-2]) < lengths[:, None] + more)[..., None]
 
 
-def in_batch(q, k, v, features_seen, out_seen):
+def in_batch(q, k, v, features_seen, out_seen, normalize=True):
     """Causal attention whose features and outputs are multiplied by what is seen."""
-    k = elu_plus_one(k) * features_seen
-    out, state = linear_attention(
-        elu_plus_one(q), k, v, feature_map=identity, causal=True, return_state=True
-    )
+    q, k = elu_plus_one(q), elu_plus_one(k) * features_seen
+    kind = {"feature_map": identity, "causal": True, "normalize": normalize}
+    out, state = linear_attention(q, k, v, return_state=True, **kind)
     return out.masked_fill(~out_seen, 0), *state
 
 
-def prefill(q, k, v, lengths):
+def prefill(q, k, v, lengths, normalize=True):
     real = is_real(k, lengths)
-    return in_batch(q, k, v, real, real)
+    return in_batch(q, k, v, real, real, normalize)
 
 
 def everything(k):
@@ -182,6 +181,22 @@ def without_mask(q, k, v, lengths):
 def mask_before_the_map(q, k, v, lengths):
     real = is_real(k, lengths)
     return in_batch(q, k * real, v * real, everything(k), real)
+
+
+def not_divided(q, k, v, lengths):
+    return prefill(q, k, v, lengths, normalize=False)[0], *prefill(q, k, v, lengths)[1:]
+
+
+def not_causal(q, k, v, lengths):
+    real = is_real(k, lengths)
+    weights = elu_plus_one(q) @ (elu_plus_one(k) * real).mT
+    out = weights @ v / weights.sum(dim=-1, keepdim=True)
+    return out.masked_fill(~real, 0), *prefill(q, k, v, lengths)[1:]
+
+
+def values_alone(q, k, v, lengths):
+    real = is_real(k, lengths)
+    return in_batch(q, k, v * real, everything(k), real)
 
 
 def one_more(q, k, v, lengths):
@@ -221,6 +236,21 @@ PREFILL = (
                 mask_before_the_map,
                 "Keys and values are set to 0 before the feature map. S is right then, but z is "
                 "not: elu + 1 of a zero key is not 0.",
+                PADDING,
+            ),
+            Mistake(
+                values_alone,
+                "The values of the padding are 0, its features are not: S is right, z is not.",
+                PADDING,
+            ),
+            Mistake(
+                not_divided,
+                "The state is right. The outputs are not divided by the normalizer.",
+                PADDING,
+            ),
+            Mistake(
+                not_causal,
+                "The state is right. The outputs are not causal: a token sees all of its text.",
                 PADDING,
             ),
             Mistake(
@@ -285,9 +315,17 @@ MASK = (
                 PADDING,
             ),
             Mistake(
-                [False, True, False],
-                "It is the other way round: True where the check says nothing.",
+                [True, True, False],
+                "What is elu + 1 of a zero key, and what does that add to the normalizer?",
                 PADDING,
+            ),
+            *(
+                Mistake(
+                    [False, True, taylor_passes],
+                    "It is the other way round: True where the check says nothing.",
+                    PADDING,
+                )
+                for taylor_passes in (False, True)
             ),
             Mistake(
                 [False, False, False],
@@ -328,6 +366,17 @@ DEVICE = (
             Mistake(
                 lambda: [2 * (C + 1) for C in WIDTHS],
                 "The products inside the chunks are missing.",
+                FLOOR,
+            ),
+            Mistake(
+                lambda: [C + 1 for C in WIDTHS],
+                "That is the crossing without a mask: softmax skips nothing, and there are no "
+                "chunks.",
+                FLOOR,
+            ),
+            Mistake(
+                lambda: [2 * (C + 64) for C in WIDTHS],
+                "The normalizer is missing: it is one more column of the state.",
                 FLOOR,
             ),
         ),
