@@ -12,8 +12,9 @@ from lesson_code.plots.style import COLORS, DASHES, MARKERS, BookFigure, drawing
 def contexts(rows: Sequence[Mapping], names: Sequence[str]) -> BookFigure:
     """Seconds of one step and bytes of what is kept, against the length of the context.
 
-    A row is {"N": length, "seconds": {name: number or None}, "bytes": {name: number}}. Where the
-    seconds are None the step was not run, and the marker of its bytes is hollow.
+    A row is a dictionary: ``N``, ``seconds`` and ``bytes``, the latter two again dictionaries of a
+    number for each name. Where the seconds are None the step was not run, and the marker of its
+    bytes is hollow.
     """
     figure, ((seconds, kept),) = new_figure(2, height=3.9, sharex=True)
     handles = []

@@ -46,9 +46,10 @@ def values_and_slopes(limit: float = 3) -> BookFigure:
 def estimated_over_exact(
     num_features: Sequence[int], dim: int = 4, pairs: int = 300, seed: int = 0
 ) -> BookFigure:
-    """Estimated over exact similarity of pairs q = k against |q + k|, a new draw for each pair.
+    """Estimated over exact similarity of pairs q = k against the length of q + k.
 
-    One panel for each number of features; the band is one standard deviation of independent ones.
+    Each pair has a draw of its own. One panel for each number of features; the band is one standard
+    deviation of independent ones.
     """
     rng = np.random.default_rng(seed)
     z = np.linspace(0.02, 4, pairs)  # |q + k| / D^(1/4)

@@ -449,7 +449,7 @@ def letters(model, x, before, S):
         values["past"] = [{"k_j": column(k), "v_j": column(v[:-1])} for k, v in S]
     elif model.name == "AFT-full":
         values["past"] = [
-            {"k_j": column(k), "v_j": v[:, :1], "w_tj": x.position_bias[j]}
+            {"k_j": column(k), "v_j": v[:, :1], "b_tj": x.position_bias[j]}
             for j, (k, v) in enumerate(S)
         ]
     else:
@@ -489,7 +489,7 @@ def test_formulas_are_what_runs(model):
         ("RWKV-4", {"transition": r"e^{w} \odot S_{t-1}"}),
         ("RWKV-4", {"normalizer": r"z_{t-1} + e^{k_t}"}),
         ("AFT-simple", {"write": r"k_t \odot [v_t\; 1]"}),
-        ("AFT-full", {"read": r"\sigma(q_t) \odot \sum_{j \le t} e^{k_j w_{tj}} \odot v_j"}),
+        ("AFT-full", {"read": r"\sigma(q_t) \odot \sum_{j \le t} e^{k_j b_{tj}} \odot v_j"}),
         ("GLA", {"transition": "S_{t-1}"}),
         ("RWKV-5, RWKV-6", {"read": r"(S_{t-1} + k_t v_t^\top)^\top r_t"}),
         ("Mamba", {"write": r"x_t B_t^\top"}),

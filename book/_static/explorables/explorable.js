@@ -304,17 +304,20 @@ const panel = (box, common) => {
     ui.redraw(repaint);
     return {
       // A point that is dragged by mouse or finger, or moved by the arrow keys. `position()` is where
-      // it stands as [x, y] in its own units, `move(x, y)` is told where it goes; `toPixels` and
-      // `fromPixels` translate: (x, y, width) => [x, y].
-      handle(key, {label, position, move, toPixels, fromPixels, step = 0.1, color = "blue"}) {
+      // it stands as [x, y] in its own units, from -reach to reach, `move(x, y)` is told where it goes;
+      // `toPixels` and `fromPixels` translate: (x, y, width) => [x, y]. There is no role for a slider in
+      // two directions; that of one in one direction makes a screen reader pass the arrow keys on.
+      handle(key, {label, position, move, reach, toPixels, fromPixels, step = 0.1, color = "blue"}) {
         const knob = element("button", {
           type: "button", class: `explorable-handle ${color}`, "data-name": key, "aria-label": label,
+          role: "slider", "aria-roledescription": "point, moved by the arrow keys",
+          "aria-valuemin": -reach, "aria-valuemax": reach,
         });
         holder.append(knob);
         const place = () => {
           const [x, y] = position(), [left, top] = toPixels(x, y, width);
           Object.assign(knob.style, {left: `${left}px`, top: `${top}px`});
-          knob.setAttribute("aria-label", `${label}: ${number(x, 2)}, ${number(y, 2)}; arrow keys move it`);
+          make(knob, {"aria-valuenow": Math.max(-reach, Math.min(reach, x)), "aria-valuetext": `${number(x, 2)}, ${number(y, 2)}`});
         };
         handles.push(place);
         place();
@@ -388,7 +391,7 @@ const plane = (reach, {largest = 270, margin = 0.25, step = 0.25} = {}) => {
   const inside = x => Math.max(-reach, Math.min(reach, Math.round(x / step) * step));
   const path = (points, width) => `M ${points.map(([x, y]) => toPixels(x, y, width).join(" ")).join(" L ")}`;
   return {
-    size, unit, step, toPixels,
+    reach, size, unit, step, toPixels,
     fromPixels: (left, top, width) => [(left - width / 2) / unit(width), (size(width) / 2 - top) / unit(width)],
     snap: (x, y) => [inside(x), inside(y)],
     grid: width => {

@@ -55,7 +55,7 @@ explorable("fig-plane-weights", "Drag the query and the keys: whose weights foll
     label: "query times", values: [0.25, 0.5, 1, 2, 4, 8], value: 1, show: x => brief(x),
   });
   const query = () => q.map(x => factor.value * x);
-  const {size, toPixels, fromPixels, snap, step, grid, arrow, name} = plane(3);
+  const {reach, size, toPixels, fromPixels, snap, step, grid, arrow, name} = plane(3);
   const drawing = square.drawing("plane", {height: size, paint: width => ({
     label: `The plane. q = ${listed(q)}, ${keys.map((k, j) => `${keyName(j)} = ${listed(k)}`).join(", ")}.`,
     shapes: [
@@ -65,7 +65,7 @@ explorable("fig-plane-weights", "Drag the query and the keys: whose weights foll
       ...keys.map((k, j) => name(k, keyName(j), "blue", width)), name(q, "q", "green", width),
     ],
   })});
-  const place = {toPixels, fromPixels, step};
+  const place = {reach, toPixels, fromPixels, step};
   drawing.handle("drag-q", {
     label: "query q", color: "green", ...place, position: () => q, move: (x, y) => { q = snap(x, y); },
   });

@@ -78,7 +78,7 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
 
   // --- The plane of keys ---
 
-  const {size, unit, toPixels, fromPixels, snap, step, grid, arrow, name} = plane(2);
+  const {reach, size, unit, toPixels, fromPixels, snap, step, grid, arrow, name} = plane(2);
 
   const drawing = left.drawing("plane", {height: size, paint: width => {
     const q = query.value[0], [cx, cy] = toPixels(0, 0, width);
@@ -94,7 +94,7 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
       ],
     };
   }});
-  const place = {toPixels, fromPixels, step};
+  const place = {reach, toPixels, fromPixels, step};
   drawing.handle("drag-q", {
     label: "query q", color: "green", ...place, position: () => query.value[0],
     move: (x, y) => { query.value = [snap(x, y)]; },
