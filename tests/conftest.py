@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from bs4 import BeautifulSoup
 from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,6 +148,12 @@ def site_build(
             result = build_book(ROOT, output, execute_notebooks="off")
             trouble.write_text(result.stdout if result.returncode else "", encoding="utf-8")
     return output / "_build" / "html", trouble.read_text(encoding="utf-8")
+
+
+@functools.cache
+def soup(path: Path) -> BeautifulSoup:
+    """A page to look into. It is read once in a process: look, but do not change it."""
+    return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from bs4 import BeautifulSoup
 
+from tests.conftest import soup
 from tools import code_links, equations
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -211,11 +211,6 @@ def test_this(given, x):
 
 
 # --- The pages ---------------------------------------------------------------------------------
-
-
-@cache
-def soup(path: Path) -> BeautifulSoup:
-    return BeautifulSoup(path.read_text("utf-8"), "html.parser")
 
 
 @cache

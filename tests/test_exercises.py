@@ -34,6 +34,7 @@ from lesson_code.checks.exercises import (
 )
 from lesson_code.checks.exercises._find import MODULES
 from lesson_code.checks.exercises._functions import is_stub
+from tests.conftest import soup
 from tools import exercises, notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -721,8 +722,7 @@ def test_the_first_cell_knows_the_address(tree: Path, tmp_path: Path) -> None:
 
 
 def test_the_site_offers_the_notebook_and_the_check(site: Path, chapter: Path, names) -> None:
-    bs4 = pytest.importorskip("bs4")
-    page = bs4.BeautifulSoup((site / "book" / f"{chapter.stem}.html").read_text(), "html.parser")
+    page = soup(site / "book" / f"{chapter.stem}.html")
     [offer] = page.select("#exercises > .exercise-notebook")
     target = (site / "book" / offer.a["href"]).resolve()
     assert json.loads(target.read_text("utf-8"))["nbformat"] == 4

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import reading_map
-from bs4 import BeautifulSoup
 from reading_map import LAYOUTS, SENTENCES, Layout, arrows, head, minutes
+
+from tests.conftest import soup
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = {chapter.number: chapter for chapter in reading_map.read_chapters(ROOT)}
@@ -49,7 +50,7 @@ def test_a_chapter_says_what_it_needs_and_how_long_it_takes(
     assert chapter.needs or chapter.number == 1
     assert 20 <= chapter.minutes <= 90
     assert 1.5 * chapter.minutes < chapter.minutes_with_exercises < 6 * chapter.minutes
-    page = BeautifulSoup((site / f"{chapter.docname}.html").read_text("utf-8"), "html.parser")
+    page = soup(site / f"{chapter.docname}.html")
     [paragraph] = page.select("article .chapter-needs")
     assert SENTENCES.fullmatch(" ".join(paragraph.get_text().split()))
     before = paragraph.find_all_previous(["h2", "pre", "figure"])
@@ -123,7 +124,7 @@ def test_the_example_in_the_text() -> None:
 
 
 def test_the_map_is_on_the_first_page(site: Path) -> None:
-    page = BeautifulSoup((site / "book" / "index.html").read_text("utf-8"), "html.parser")
+    page = soup(site / "book" / "index.html")
     links = page.select("nav.reading-map li a")
     assert [link["href"] for link in links] == [
         f"{chapter.docname.removeprefix('book/')}.html" for chapter in CHAPTERS.values()

@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from bs4 import BeautifulSoup
 
+from tests.conftest import soup
 from tools import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -371,11 +371,6 @@ def test_the_start_page_leads_to_the_book(site: Path, serve, browser, scheme: st
 
 
 # --- Links -------------------------------------------------------------------------------------
-
-
-@cache
-def soup(path: Path) -> BeautifulSoup:
-    return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
 
 
 @cache
