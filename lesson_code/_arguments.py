@@ -66,26 +66,44 @@ def check_rank(name: str, array, axes: str) -> None:
 
 
 def check_axes(**arrays: tuple) -> None:
-    """Refuse arrays that do not fit together, each given as name=(array, "N, D").
+    """Refuse arrays that do not fit together, each given as name=(array, "N D").
 
     A letter stands for one size, wherever it occurs; the axes before them must broadcast.
     """
     sizes: dict[str, int] = {}
-    leading: dict[str, tuple[int, ...]] = {}
-    for name, (array, axes) in arrays.items():
-        check_rank(name, array, axes)
-        letters = axes.split(", ")
-        before = array.ndim - len(letters)
-        leading[name], own = tuple(array.shape[:before]), tuple(array.shape[before:])
+    check_leading(**{name: check_shape(name, *array, sizes) for name, array in arrays.items()})
+
+
+def check_shape(name: str, array, axes: str, sizes: dict[str, int]) -> tuple[int, ...]:
+    """Refuse an array whose axes are not those of "N D", and return the axes before them.
+
+    `sizes` has what is known of each letter, and learns the others. In "(D)" the array has these
+    axes alone.
+    """
+    letters = letters_of(axes)
+    alone = axes.startswith("(")
+    shape = tuple(array.shape)
+    before = len(shape) - len(letters)
+    own = shape[max(before, 0) :]
+    if len(own) == len(letters):
         for letter, size in zip(letters, own, strict=True):
             sizes.setdefault(letter, size)
-        expected = tuple(sizes[letter] for letter in letters)
-        if own != expected:
-            shown = ", ".join(map(str, expected))
-            raise ValueError(
-                f"{name} must have shape (..., {axes}), (..., {shown}), got {tuple(array.shape)}."
-            )
-    check_leading(**leading)
+    if own != tuple(sizes.get(letter) for letter in letters) or (alone and before):
+        start = [] if alone else ["..."]
+        expected = _shape([*start, *letters])
+        if all(letter in sizes for letter in letters):
+            expected += ", " + _shape([*start, *(sizes[letter] for letter in letters)])
+        raise ValueError(f"{name} must have shape {expected}, got {shape}.")
+    return shape[:before]
+
+
+def letters_of(axes: str) -> list[str]:
+    """["N", "D"] of "N D" and of "(N D)"."""
+    return axes.strip("()").replace(",", " ").split()
+
+
+def _shape(axes: list) -> str:
+    return f"({', '.join(map(str, axes))}{',' * (len(axes) == 1)})"
 
 
 def check_alone(name: str, array, axes: str) -> None:
@@ -163,6 +181,15 @@ def check_state_beside(name: str, state, like_name: str, like, **sizes: int) -> 
         raise ValueError(
             f"{name} must have shape (..., {axes}), (..., {shown}), got {tuple(state.shape)}."
         )
+
+
+def check_beside(name: str, array, like_name: str, like) -> None:
+    """Refuse an array that has neither the dtype of another nor its accumulation dtype."""
+    dtypes = state_dtypes(like)
+    if dtype_name(array) not in dtypes:
+        expected = " or ".join(dict.fromkeys(dtypes))
+        raise TypeError(f"{name} must have dtype {expected}, got {dtype_name(array)}.")
+    check_device(name, array, like_name, like)
 
 
 def check_values(name: str, array, expected: str, wrong) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lesson_code import _arguments
-from lesson_code.numpy.softmax import _accumulate, _divide
+from lesson_code.numpy.elementwise import divide, sigmoid
+from lesson_code.numpy.precision import accumulate
 from lesson_code.numpy.wkv import EMPTY
 
 Array = NDArray[np.floating]
@@ -67,9 +68,9 @@ def aft_simple(q: Array, k: Array, v: Array, *, causal: bool = False) -> Array:
     array([15.])
     """
     _check(q, k, v, causal)
-    dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
+    dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
     mean = _running_mean(k, v) if causal else _weighted_mean(k, v)[..., None, :]
-    return (_sigmoid(q) * mean).astype(dtype, copy=False)
+    return (sigmoid(q) * mean).astype(dtype, copy=False)
 
 
 def aft_full(q: Array, k: Array, v: Array, position_bias: Array, *, causal: bool = False) -> Array:
@@ -134,19 +135,19 @@ def aft_full(q: Array, k: Array, v: Array, position_bias: Array, *, causal: bool
             f"position_bias must have shape ({Nq}, {Nk}), a row for each query and a column for "
             f"each key, got {position_bias.shape}."
         )
-    dtype, (q, k, v, bias) = q.dtype, _accumulate(q, k, v, position_bias)
+    dtype, (q, k, v, bias) = q.dtype, accumulate(q, k, v, position_bias)
     leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     mean = np.empty((*leading, Nq, v.shape[-1]), v.dtype)
     for t in range(Nq):
         seen = slice(t + 1) if causal else slice(None)
         mean[..., t, :] = _weighted_mean(k[..., seen, :] + bias[t, seen, None], v[..., seen, :])
-    return (_sigmoid(q) * mean).astype(dtype, copy=False)
+    return (sigmoid(q) * mean).astype(dtype, copy=False)
 
 
 def _weighted_mean(exponents, v):
     """The mean over positions of v, (..., N, D) -> (..., D), with weights e^exponents."""
     weights = np.exp(exponents - exponents.max(axis=-2, keepdims=True, initial=EMPTY))
-    return _divide((weights * v).sum(axis=-2), weights.sum(axis=-2))
+    return divide((weights * v).sum(axis=-2), weights.sum(axis=-2))
 
 
 def _running_mean(k, v):
@@ -159,14 +160,8 @@ def _running_mean(k, v):
         top = np.maximum(maximum, k[..., t, :])
         past, own = np.exp(maximum - top), np.exp(k[..., t, :] - top)
         a, b, maximum = past * a + own * v[..., t, :], past * b + own, top
-        mean[..., t, :] = _divide(a, b)
+        mean[..., t, :] = divide(a, b)
     return mean
-
-
-def _sigmoid(x):
-    """1 / (1 + e^-x), of any x without overflow, and with all digits where it is small."""
-    small = np.exp(-abs(x))
-    return np.where(x < 0, small, 1) / (1 + small)
 
 
 def _check(q, k, v, causal, **bias):

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lesson_code import _arguments
+from lesson_code.numpy.elementwise import divide
 from lesson_code.numpy.feature_maps import elu_plus_one
-from lesson_code.numpy.softmax import _accumulate, _describe, _divide, _read_only
+from lesson_code.numpy.precision import accumulate
+from lesson_code.numpy.softmax import _describe, _read_only
 
 Array = NDArray[np.floating]
 
@@ -131,7 +133,7 @@ class LinearAttentionState(NamedTuple):
         leading = _arguments.check_leading(
             k=k.shape[:-1], v=v.shape[:-1], S=self.S.shape[:-2], z=self.z.shape[:-1]
         )
-        k, v, S, z = _accumulate(k, v, *self)
+        k, v, S, z = accumulate(k, v, *self)
         S = S + k[..., :, None] * v[..., None, :]  # (..., C, M)
         z = z + k  # (..., C)
         return LinearAttentionState(
@@ -182,10 +184,10 @@ class LinearAttentionState(NamedTuple):
         _arguments.check_rank("q", q, "C")
         _check_state("the state", self, q.shape[-1], None, _arguments.state_dtypes(q))
         _arguments.check_leading(q=q.shape[:-1], S=self.S.shape[:-2], z=self.z.shape[:-1])
-        dtype, (q, S, z) = q.dtype, _accumulate(q, self.S, self.z)
+        dtype, (q, S, z) = q.dtype, accumulate(q, self.S, self.z)
         out = (q[..., None, :] @ S)[..., 0, :]  # (..., M)
         if normalize:
-            out = _divide(out, (q * z).sum(axis=-1, keepdims=True))
+            out = divide(out, (q * z).sum(axis=-1, keepdims=True))
         return out.astype(dtype, copy=False)
 
 
@@ -305,7 +307,7 @@ def linear_attention(
         name = "return_state" if initial_state is None else "initial_state"
         raise ValueError(f"{name} needs causal=True, got {causal=}.")
     dtype, state_dtypes = q.dtype, _arguments.state_dtypes(q)
-    q, k, v = _accumulate(q, k, v)
+    q, k, v = accumulate(q, k, v)
     q, k = _features(feature_map, q), _features(feature_map, k)
     _arguments.check_same("feature_map", k.shape[-1], "one width C for q and k", q.shape[-1])
 
@@ -316,7 +318,7 @@ def linear_attention(
         numerator, denominator, S, z = _CAUSAL[form](q, k, v, S, z, **options)
     else:
         numerator, denominator = _GLOBAL[form](q, k, v)
-    out = _divide(numerator, denominator[..., None]) if normalize else numerator
+    out = divide(numerator, denominator[..., None]) if normalize else numerator
     out = out.astype(dtype, copy=False)
     return (out, LinearAttentionState(S, z)) if return_state else out
 

@@ -1,15 +1,20 @@
 """Mamba's selective scan and Mamba-2's state-space dual, in the letters of their papers."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lesson_code import _arguments
-from lesson_code.numpy._memory import initial_memory
-from lesson_code.numpy.softmax import _accumulate
-
-Array = NDArray[np.floating]
+from lesson_code.numpy.chunks import decays_between, decays_through, in_chunks
+from lesson_code.numpy.operator import Array, operator
+from lesson_code.numpy.recurrence import outer, read, tokens
 
 
+@operator(
+    "N E, N E, (E K), N K, N K, (E) -> N E",
+    state="E K",
+    reads="C D",
+    forms=("recurrent", "scan"),
+    delta="at least 0",
+    A="negative",
+)
 def selective_scan(
     x: Array,
     delta: Array,
@@ -24,71 +29,27 @@ def selective_scan(
 ) -> Array | tuple[Array, Array]:
     r"""The selective state space of Mamba: each entry of the state has a decay of its own.
 
-    Computes :eq:`eq-selective-scan`. In the paper's letters, for each of E channels of x with K
-    numbers of state, so that h is (E, K),
+    Computes :eq:`eq-selective-scan` (Gu and Dao, 2024, equations 2 to 4 and algorithm 2). Each of E
+    channels of x has K numbers of state, so that h is (E, K):
 
     .. math::
 
         h_t &= \exp(\Delta_t A) \odot h_{t-1} + (\Delta_t \odot x_t) B_t^\top \\
         y_t &= h_t C_t + D \odot x_t
 
-    where :math:`\Delta_t` multiplies the rows of A: entry (e, k) of the decay is
-    :math:`\exp(\Delta_{te} A_{ek})`. The state is read after it is written.
-
     Parameters
     ----------
-    x : array, shape (..., N, E)
-        Inputs.
-    delta : array, shape (..., N, E)
-        Step sizes, after their softplus: at least 0. A step of 0 leaves the state as it is.
+    x, delta : array, shape (..., N, E)
+        Inputs, and step sizes after their softplus: at least 0. A step of 0 changes nothing.
     A : array, shape (E, K)
         Rates, negative.
-    B : array, shape (..., N, K)
-        What x writes with.
-    C : array, shape (..., N, K)
-        What reads.
+    B, C : array, shape (..., N, K)
+        What x writes with, and what reads.
     D : array, shape (E,), optional
         Weight with which x goes past the memory; 0 where it is None.
     form : str, optional
-        "recurrent", one token after the other, or "scan", an associative prefix scan over pairs
-        (decay, write) in log2 N steps (:eq:`eq-scan-operator`), which stores N states. None takes
-        "recurrent".
-    initial_state : array, shape (..., E, K), optional
-        State before the first token, zero by default. Its dtype is that of the input or the
-        accumulation dtype.
-    return_state : bool
-        Return the state after the last token as well.
-
-    Returns
-    -------
-    array, shape (..., N, E)
-        Outputs in the dtype of the input, with the leading dimensions of x, delta, B, C and the
-        initial state, broadcast as in ``matmul``. float16 is computed in float32.
-    array, shape (..., E, K)
-        With ``return_state=True``: the state in the accumulation dtype (float64 for float64,
-        otherwise float32), with the leading dimensions of x, delta, B and the initial state: what
-        reads is not remembered.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, the dtypes differ, `initial_state` has another
-        dtype, or `return_state` is neither True nor False.
-    ValueError
-        If the shapes do not fit together, `form` is unknown, an entry of `A` is not negative, or
-        one of `delta` is.
-
-    Notes
-    -----
-    A is discretized exactly (zero-order hold) and B as :math:`\Delta_t B_t`
-    (:eq:`eq-discretization`), as in the paper's code.
-
-    NaN reaches the outputs of its own position and of later ones, and no other sequence of the
-    batch. Positions with delta = 0 may be appended: they change nothing that is remembered.
-
-    References
-    ----------
-    Gu and Dao (2024), equations 2 to 4 and algorithm 2; Blelloch (1990) for the scan.
+        "recurrent" (the default) or "scan", a prefix scan in log2 N steps (:eq:`eq-scan-operator`;
+        Blelloch, 1990), which stores N states. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -101,52 +62,26 @@ def selective_scan(
            [8.],
            [6.]])
     """
-    arrays = {"x": x, "delta": delta, "A": A, "B": B, "C": C} | ({} if D is None else {"D": D})
-    _arguments.check_arrays(np.ndarray, **arrays)
-    _arguments.check_flags(return_state=return_state)
-    _arguments.check_axes(
-        x=(x, "N, E"), delta=(delta, "N, E"), A=(A, "E, K"), B=(B, "N, K"), C=(C, "N, K")
-    )
-    _arguments.check_alone("A", A, "E, K")
-    E, K = A.shape
-    if D is not None:
-        _arguments.check_alone("D", D, "E")
-        _arguments.check_same("D", len(D), "the width of x", E)
-    _arguments.check_form(form, tuple(_SELECTIVE))
-    _arguments.check_values("A", A, "negative", A >= 0)
-    _arguments.check_values("delta", delta, "at least 0", delta < 0)
-    sizes, leading = {"E": E, "K": K}, {"delta": delta.shape[:-2], "B": B.shape[:-2]}
-    h = initial_memory(initial_state, "x", x, sizes, x=x.shape[:-2], **leading)
-    _arguments.check_leading(C=C.shape[:-2], initial_state=h.shape[:-2])
-
-    dtype, (x, delta, A, B, C) = x.dtype, _accumulate(x, delta, A, B, C)
-    y, h = _SELECTIVE[form or "recurrent"](x, delta, A, B, C, h)
-    if D is not None:
-        y = y + D.astype(x.dtype, copy=False) * x
-    y = y.astype(dtype, copy=False)
-    return (y, h) if return_state else y
-
-
-def _selective_recurrent(x, delta, A, B, C, h):
-    N, E = x.shape[-2:]
-    y = np.empty((*np.broadcast_shapes(h.shape[:-2], C.shape[:-2]), N, E), x.dtype)
-    for t in range(N):
-        decay = np.exp(delta[..., t, :, None] * A)  # (..., E, K)
-        write = (delta[..., t, :] * x[..., t, :])[..., :, None] * B[..., t, None, :]
-        h = decay * h + write
-        y[..., t, :] = (h @ C[..., t, :, None])[..., 0]
-    return y, h
+    if form == "scan":
+        y, h = _selective_scan(x, delta, A, B, C, initial_state)
+    else:
+        h, y = initial_state, []
+        for x_t, delta_t, B_t, C_t in tokens(x, delta, B, C):
+            h = np.exp(delta_t[..., :, None] * A) * h + outer(delta_t * x_t, B_t)
+            y.append((h @ C_t[..., :, None])[..., 0])
+        y = np.stack(y, axis=-2)
+    return (y if D is None else y + D * x), h
 
 
 def _selective_scan(x, delta, A, B, C, h):
-    decays = np.exp(delta[..., :, :, None] * A)  # (..., N, E, K)
-    writes = (delta * x)[..., :, :, None] * B[..., :, None, :]
+    decays = np.exp(delta[..., None] * A)  # (..., N, E, K)
+    writes = outer(delta * x, B)
     # The state before the first token is what the first pair writes.
     shape = (*h.shape[:-2], 1 + x.shape[-2], *h.shape[-2:])
     a, b = np.zeros(shape, x.dtype), np.empty(shape, x.dtype)
     a[..., 1:, :, :], b[..., 1:, :, :], b[..., 0, :, :] = decays, writes, h
     h = _prefix_scan(a, b)  # (..., 1 + N, E, K)
-    y = (h[..., 1:, :, :] @ C[..., :, :, None])[..., 0]
+    y = (h[..., 1:, :, :] @ C[..., None])[..., 0]
     return y, h[..., -1, :, :].copy()
 
 
@@ -164,9 +99,13 @@ def _prefix_scan(a, b):
     return np.moveaxis(b, 0, -3)
 
 
-_SELECTIVE = {"recurrent": _selective_recurrent, "scan": _selective_scan}
-
-
+@operator(
+    "N P, N, N K, N K -> N P",
+    state="K P",
+    reads="C",
+    forms=("recurrent", "parallel", "chunkwise"),
+    log_decay="at most 0",
+)
 def state_space_dual(
     x: Array,
     log_decay: Array,
@@ -180,140 +119,46 @@ def state_space_dual(
 ) -> Array | tuple[Array, Array]:
     r"""The state space of Mamba-2: one decay for the whole state, and so a masked product.
 
-    Computes :eq:`eq-state-space-dual` for one head: with :math:`a_t = e^{g_t}`, g the `log_decay`,
+    Computes :eq:`eq-state-space-dual` for one head (Dao and Gu, 2024, sections 3 and 5, and listing
+    1 for the chunks). With :math:`a_t = e^{g_t}` and the products of decays
+    :math:`\Gamma_{tj} = a_t \cdots a_{j+1}`, 0 for j > t,
 
     .. math::
 
         S_t &= a_t S_{t-1} + B_t x_t^\top, \qquad y_t = S_t^\top C_t \\
-        Y &= \left(C B^\top \odot \Gamma\right) X \\
-        \Gamma_{tj} &= a_t a_{t-1} \cdots a_{j+1} \text{ for } j \le t, \text{ else } 0
-
-    B is the key, C the query and x the value of linear attention.
+        Y &= \left(C B^\top \odot \Gamma\right) X
 
     Parameters
     ----------
     x : array, shape (..., N, P)
-        Inputs, already times their step size Δ.
+        Inputs, already times their step size Δ: the values of linear attention.
     log_decay : array, shape (..., N)
-        Logarithm of the decay, Δ A: at most 0. -inf forgets everything, exactly.
-    B : array, shape (..., N, K)
-        Keys.
-    C : array, shape (..., N, K)
-        Queries.
+        Logarithms g of the decays, Δ A: at most 0. -inf forgets everything, exactly.
+    B, C : array, shape (..., N, K)
+        Keys and queries.
     form : str, optional
-        "recurrent", "parallel" (the masked product, a single chunk), or "chunkwise" (the masked
-        product inside a chunk, a state between chunks). None takes "chunkwise".
-    chunk_size : int
-        Tokens in a chunk of "chunkwise". It need not divide N.
-    initial_state : array, shape (..., K, P), optional
-        State before the first token, zero by default. Its dtype is that of the input or the
-        accumulation dtype.
-    return_state : bool
-        Return the state after the last token as well.
-
-    Returns
-    -------
-    array, shape (..., N, P)
-        Outputs in the dtype of the input, with the leading dimensions of all arguments, broadcast
-        as in ``matmul``. float16 is computed in float32.
-    array, shape (..., K, P)
-        With ``return_state=True``: the state in the accumulation dtype (float64 for float64,
-        otherwise float32), with the leading dimensions of x, log_decay, B and the initial state.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, the dtypes differ, `chunk_size` is no integer,
-        `initial_state` has another dtype, or `return_state` is neither True nor False.
-    ValueError
-        If the shapes do not fit together, `form` is unknown, `chunk_size` is below 1, or an entry
-        of `log_decay` is above 0.
-
-    Notes
-    -----
-    A weight of x that goes past the memory, the D of Mamba, belongs to the module.
-
-    NaN reaches the outputs that depend on it and no other sequence of the batch. "recurrent" keeps
-    it from earlier positions; in the other forms it may reach those of its chunk, as 0 * NaN is
-    NaN. Positions with x = B = 0 and log_decay = 0 may be appended: they change nothing that is
-    remembered.
-
-    References
-    ----------
-    Dao and Gu (2024), sections 3 and 5, and listing 1 for the chunks.
+        "recurrent", "parallel" (the masked product) or "chunkwise" (the default: the same inside a
+        chunk, a state between chunks). The rest is :ref:`common <contract>`.
 
     Examples
     --------
     >>> x = np.array([[8.0], [4.0], [2.0]])
     >>> ones = np.ones((3, 1))
-    >>> y, state = state_space_dual(x, np.log(0.5) * np.ones(3), ones, ones, return_state=True)
-    >>> y
+    >>> state_space_dual(x, np.log(0.5) * np.ones(3), ones, ones)
     array([[8.],
            [8.],
            [6.]])
-    >>> state
-    array([[6.]])
     """
-    _arguments.check_arrays(np.ndarray, x=x, log_decay=log_decay, B=B, C=C)
-    _arguments.check_flags(return_state=return_state)
-    _arguments.check_axes(x=(x, "N, P"), log_decay=(log_decay, "N"), B=(B, "N, K"), C=(C, "N, K"))
-    K, P = B.shape[-1], x.shape[-1]
-    _arguments.check_form(form, ("recurrent", "parallel", "chunkwise"))
-    chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
-    _arguments.check_values("log_decay", log_decay, "at most 0", log_decay > 0)
-    sizes, leading = {"K": K, "P": P}, {"log_decay": log_decay.shape[:-1], "B": B.shape[:-2]}
-    S = initial_memory(initial_state, "x", x, sizes, x=x.shape[:-2], **leading)
-    _arguments.check_leading(C=C.shape[:-2], initial_state=S.shape[:-2])
-
-    dtype, (x, log_decay, B, C) = x.dtype, _accumulate(x, log_decay, B, C)
+    S, y = initial_state, []
     if form == "recurrent":
-        y, S = _dual_recurrent(x, log_decay, B, C, S)
-    else:
-        chunk_size = max(1, x.shape[-2]) if form == "parallel" else chunk_size
-        y, S = _dual_chunkwise(x, log_decay, B, C, S, chunk_size)
-    y = y.astype(dtype, copy=False)
-    return (y, S) if return_state else y
-
-
-def _dual_recurrent(x, log_decay, B, C, S):
-    y = _empty_outputs(x, C, S)
-    for t in range(x.shape[-2]):
-        decay = np.exp(log_decay[..., t, None, None])
-        S = decay * S + B[..., t, :, None] * x[..., t, None, :]  # (..., K, P)
-        y[..., t, :] = (C[..., t, None, :] @ S)[..., 0, :]
-    return y, S
-
-
-def _dual_chunkwise(x, log_decay, B, C, S, chunk_size):
-    y = _empty_outputs(x, C, S)
-    for start in range(0, x.shape[-2], chunk_size):
-        chunk = slice(start, start + chunk_size)
-        y[..., chunk, :], S = _dual_masked(
-            x[..., chunk, :], log_decay[..., chunk], B[..., chunk, :], C[..., chunk, :], S
-        )
-    return y, S
-
-
-def _dual_masked(x, log_decay, B, C, S):
-    decays = np.exp(_segment_sums(log_decay))  # (..., L, L): from token j to token t
-    from_start = np.exp(np.cumsum(log_decay, axis=-1))[..., :, None]  # (..., L, 1)
-    to_end = decays[..., -1, :, None]  # (..., L, 1)
-    y = (C @ B.swapaxes(-1, -2) * decays) @ x + from_start * (C @ S)
-    S = from_start[..., -1:, :] * S + (to_end * B).swapaxes(-1, -2) @ x
-    return y, S
-
-
-def _segment_sums(g):
-    """Entry [t, j] is g_{j+1} + ... + g_t, and -inf where j > t: (..., L) -> (..., L, L).
-
-    Each sum is made of its own terms: differences of one long sum lose digits, and -inf - -inf is
-    NaN.
-    """
-    L = g.shape[-1]
-    g = np.broadcast_to(g[..., :, None], (*g.shape, L))  # row t holds g_t
-    return np.where(np.tri(L, dtype=bool), np.cumsum(np.tril(g, -1), axis=-2), -np.inf)
-
-
-def _empty_outputs(x, C, S):
-    leading = np.broadcast_shapes(C.shape[:-2], S.shape[:-2])
-    return np.empty((*leading, *x.shape[-2:]), x.dtype)
+        for x_t, g_t, B_t, C_t in tokens(x, log_decay[..., None], B, C):
+            S = np.exp(g_t)[..., None] * S + outer(B_t, x_t)
+            y.append(read(S, C_t))
+        return np.stack(y, axis=-2), S
+    L = x.shape[-2] if form == "parallel" else chunk_size
+    for X, g, K, Q in in_chunks(L, x, log_decay[..., None], B, C):
+        through, gamma = decays_through(g), decays_between(g)[..., 0]  # (..., L, 1), (..., L, L)
+        y.append((Q @ K.swapaxes(-1, -2) * gamma) @ X + through * (Q @ S))
+        to_end = gamma[..., -1, :, None]  # (..., L, 1)
+        S = through[..., -1:, :] * S + (K * to_end).swapaxes(-1, -2) @ X
+    return np.concatenate(y, axis=-2), S

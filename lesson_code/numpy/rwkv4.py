@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lesson_code import _arguments
-from lesson_code.numpy.aft import _sigmoid
-from lesson_code.numpy.softmax import _accumulate
+from lesson_code.numpy.elementwise import sigmoid
+from lesson_code.numpy.precision import accumulate
 from lesson_code.numpy.wkv import WKVState, _begin, wkv
 
 Array = NDArray[np.floating]
@@ -57,7 +57,7 @@ def token_shift(x: Array, mix: Array, last: Array | None = None) -> Array:
            [2.5]])
     """
     _check(last, {"x": (x, "N, F"), "mix": (mix, "F")})
-    dtype, (x, mix) = x.dtype, _accumulate(x, mix)
+    dtype, (x, mix) = x.dtype, accumulate(x, mix)
     return _shifted(x, last, mix).astype(dtype, copy=False)
 
 
@@ -124,10 +124,10 @@ def channel_mix(
     arrays = {"x": (x, "N, F"), "mix_k": (mix_k, "F"), "mix_r": (mix_r, "F")}
     _check(last, arrays | {"W_k": (W_k, "F, C"), "W_v": (W_v, "C, F"), "W_r": (W_r, "F, F")})
     dtype = x.dtype
-    x, mix_k, mix_r, W_k, W_v, W_r = _accumulate(x, mix_k, mix_r, W_k, W_v, W_r)
+    x, mix_k, mix_r, W_k, W_v, W_r = accumulate(x, mix_k, mix_r, W_k, W_v, W_r)
     x_k, x_r = _shifted(x, last, mix_k), _shifted(x, last, mix_r)
     hidden = np.maximum(x_k @ W_k, 0) ** 2  # (..., N, C)
-    return (_sigmoid(x_r @ W_r) * (hidden @ W_v)).astype(dtype, copy=False)
+    return (sigmoid(x_r @ W_r) * (hidden @ W_v)).astype(dtype, copy=False)
 
 
 def time_mix(
@@ -216,12 +216,12 @@ def time_mix(
     arrays |= {"W_o": (W_o, "D, F"), "decay": (decay, "D"), "bonus": (bonus, "D")}
     _check(last, arrays)
     state = _begin(initial_state, "x", x, W_k.shape[-1], x=x.shape[:-2])
-    dtype, accumulated = x.dtype, _accumulate(*(array for array, _ in arrays.values()))
+    dtype, accumulated = x.dtype, accumulate(*(array for array, _ in arrays.values()))
     x, mix_k, mix_v, mix_r, W_k, W_v, W_r, W_o, decay, bonus = accumulated
     x_k, x_v, x_r = (_shifted(x, last, mix) for mix in (mix_k, mix_v, mix_r))
     k, v = x_k @ W_k, x_v @ W_v
     read, state = wkv(k, v, decay, bonus, initial_state=state, return_state=True)
-    out = ((_sigmoid(x_r @ W_r) * read) @ W_o).astype(dtype, copy=False)
+    out = ((sigmoid(x_r @ W_r) * read) @ W_o).astype(dtype, copy=False)
     return (out, state) if return_state else out
 
 

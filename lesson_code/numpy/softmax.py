@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lesson_code import _arguments
+from lesson_code.numpy.elementwise import divide
+from lesson_code.numpy.precision import accumulate
 
 Array = NDArray[np.floating]
 
@@ -69,7 +71,7 @@ def softmax_attention(
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
     scale = _arguments.resolve_scale(scale, q.shape[-1])
-    dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
+    dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
     return _softmax_attention(q, k, v, causal, scale).astype(dtype, copy=False)
 
 
@@ -125,7 +127,7 @@ def attention_weights(
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys(q, k)
     scale = _arguments.resolve_scale(scale, q.shape[-1])
-    dtype, (q, k) = q.dtype, _accumulate(q, k)
+    dtype, (q, k) = q.dtype, accumulate(q, k)
     seen = _seen(q.shape[-2], k.shape[-2]) if causal else None
     return _softmax(_scores(q, k, scale, seen)).astype(dtype, copy=False)
 
@@ -196,7 +198,7 @@ def similarity_attention(
     _arguments.check_queries_keys_values(q, k, v)
     if not callable(similarity):
         raise TypeError(f"similarity must be callable, got {type(similarity).__name__}.")
-    dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
+    dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
     weights = similarity(_read_only(q), _read_only(k))
     expected = (q.shape[-2], k.shape[-2])
     if not (
@@ -215,7 +217,7 @@ def similarity_attention(
         seen = _seen(*expected)
         weights = np.where(np.arange(expected[1]) < seen[:, None], weights, 0)
     total = weights.sum(axis=-1, keepdims=True)  # (..., N, 1)
-    return _divide(_weighted_sum(weights, v, seen), total).astype(dtype, copy=False)
+    return divide(_weighted_sum(weights, v, seen), total).astype(dtype, copy=False)
 
 
 def tiled_softmax_attention(
@@ -284,7 +286,7 @@ def tiled_softmax_attention(
     _arguments.check_queries_keys_values(q, k, v)
     tile_size = _arguments.check_integer("tile_size", tile_size, minimum=1)
     scale = _arguments.resolve_scale(scale, q.shape[-1])
-    dtype, (q, k, v) = q.dtype, _accumulate(q, k, v)
+    dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
     N = q.shape[-2]
     seen = _seen(N, k.shape[-2]) if causal else None
     leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
@@ -443,7 +445,7 @@ def latent_attention(
         raise ValueError(f"up_v must have shape (H, R, M), ({H}, {R}, M), got {up_v.shape}.")
     _arguments.check_leading(q=q.shape[:-3], latent=latent.shape[:-2])
     scale = _arguments.resolve_scale(scale, D)
-    dtype, (q, latent, up_k, up_v) = q.dtype, _accumulate(q, latent, up_k, up_v)
+    dtype, (q, latent, up_k, up_v) = q.dtype, accumulate(q, latent, up_k, up_v)
     latent = latent[..., None, :, :]  # (..., 1, N, R)
     if absorb:
         q = q @ np.swapaxes(up_k, -1, -2)  # (..., H, N, R)
@@ -513,18 +515,6 @@ def _weighted_sum(weights, v, seen):
 def _seen(num_queries, num_keys):
     """How many keys each query sees under the causal mask; the queries are the last ones."""
     return np.maximum(np.arange(num_queries) + 1 + num_keys - num_queries, 0)
-
-
-def _divide(numerator, denominator):
-    """``numerator / denominator``, and 0 where the denominator is exactly 0."""
-    zero = denominator == 0
-    return np.where(zero, 0, numerator / np.where(zero, 1, denominator))
-
-
-def _accumulate(*arrays):
-    """The arrays in the dtype in which sums over them are kept."""
-    dtype = _arguments.accumulation_dtype(arrays[0])
-    return tuple(array.astype(dtype, copy=False) for array in arrays)
 
 
 def _read_only(array):

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lesson_code import _arguments
-from lesson_code.numpy.softmax import _accumulate, _divide
+from lesson_code.numpy.elementwise import divide
+from lesson_code.numpy.precision import accumulate
 
 Array = NDArray[np.floating]
 
@@ -137,7 +138,7 @@ def wkv(
     _arguments.check_values("decay", decay, expected, wrong)
     leading = {"k": k.shape[:-2], "v": v.shape[:-2]}
     state = _begin(initial_state, "k", k, k.shape[-1], **leading)
-    dtype, (k, v, w, u) = k.dtype, _accumulate(k, v, decay, bonus)
+    dtype, (k, v, w, u) = k.dtype, accumulate(k, v, decay, bonus)
     k, v = (np.broadcast_to(x, (*state.maximum.shape[:-1], *x.shape[-2:])) for x in (k, v))
     out, state = _FORMS[form or "recurrent"](k, v, w, u, state)
     out = out.astype(dtype, copy=False)
@@ -151,7 +152,7 @@ def _recurrent(k, v, w, u, state):
         k_t, v_t = k[..., t, :], v[..., t, :]
         top = np.maximum(maximum, u + k_t)  # read: the past, and the current token with its bonus
         past, own = np.exp(maximum - top), np.exp(u + k_t - top)
-        out[..., t, :] = _divide(past * a + own * v_t, past * b + own)
+        out[..., t, :] = divide(past * a + own * v_t, past * b + own)
         top = np.maximum(maximum - w, k_t)  # write: the past decays, the token enters as it is
         past, own = np.exp(maximum - top - w), np.exp(k_t - top)
         a, b, maximum = past * a + own * v_t, past * b + own, top
@@ -171,7 +172,7 @@ def _parallel(k, v, w, u, state):
     a = (weights * v[..., None, :, :]).sum(axis=-2) + before * state.numerator[..., None, :]
     b = weights.sum(axis=-2) + before * state.denominator[..., None, :]
     last = WKVState(*(x[..., N, :].copy() for x in (a, b, top)))
-    return _divide(a, b)[..., :N, :], last
+    return divide(a, b)[..., :N, :], last
 
 
 _FORMS = {"recurrent": _recurrent, "parallel": _parallel}

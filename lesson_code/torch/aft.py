@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lesson_code import _arguments
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.softmax import _divide
 from lesson_code.torch.wkv import EMPTY, begin, fading_mean
 

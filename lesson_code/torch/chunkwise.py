@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lesson_code.torch import feature_maps
 from lesson_code.torch._operators import fold, once_differentiable
-from lesson_code.torch._precision import full_precision
+from lesson_code.torch.precision import full_precision
 
 
 def _relu(x, y, scratch):

@@ -39,7 +39,7 @@ from lesson_code import _arguments
 from lesson_code.torch import chunkwise, gated, linear
 from lesson_code.torch._memory import check_values, initial_memory
 from lesson_code.torch._operators import once_differentiable
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.engines import chunks
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.feature_maps import elu_plus_one, identity

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lesson_code import _arguments
 from lesson_code.numpy.feature_maps import _orthogonal_rows
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 
 
 def elu_plus_one(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lesson_code import _arguments
 from lesson_code.torch import chunkwise
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.feature_maps import elu_plus_one
 from lesson_code.torch.softmax import _describe, _divide
 

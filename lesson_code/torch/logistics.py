@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from lesson_code import _arguments
-from lesson_code.torch._precision import accumulate
+from lesson_code.torch.precision import accumulate
 
 __all__ = ["draw_logistic_mixture", "logistic_mixture"]
 

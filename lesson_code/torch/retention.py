@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lesson_code import _arguments
 from lesson_code.torch import _memory
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.engines.additive import additive
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lesson_code import _arguments
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.wkv import WKVState, begin, wkv
 
 

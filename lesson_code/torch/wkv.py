@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lesson_code import _arguments
 from lesson_code.torch._memory import check_values
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.softmax import _divide
 
 EMPTY = -1e38  # the maximum of nothing: below any key, and finite, as -inf - -inf would be NaN

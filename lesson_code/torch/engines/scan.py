@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lesson_code.torch._operators import fold, once_differentiable
-from lesson_code.torch._precision import full_precision
+from lesson_code.torch.precision import full_precision
 
 # Numbers h in a segment, and the fewest positions: it bounds how many states are kept.
 SEGMENT, FEWEST = 2**19, 16

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.modules._parts import check_shapes
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.wkv import WKVState, begin, fading_mean

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import silu, softplus
 
 from lesson_code import _arguments
-from lesson_code.torch._precision import accumulate
+from lesson_code.torch.precision import accumulate
 from lesson_code.torch.delta import delta_rule, gated_delta_rule
 from lesson_code.torch.modules._parts import (
     HeadNorm,

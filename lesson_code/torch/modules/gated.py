@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lesson_code.torch._precision import accumulate
+from lesson_code.torch.precision import accumulate
 from lesson_code.torch.gated import gated_linear_attention
 from lesson_code.torch.modules._parts import HeadNorm, check_heads, split_heads
 from lesson_code.torch.modules.mixer import Mixer

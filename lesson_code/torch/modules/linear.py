@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lesson_code import _arguments
-from lesson_code.torch._precision import accumulate, full_precision
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.feature_maps import elu_plus_one
 from lesson_code.torch.linear import LinearAttentionState, _features, linear_attention
 from lesson_code.torch.modules._parts import check_heads, check_state, feed_forward, split_heads

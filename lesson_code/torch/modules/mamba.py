@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lesson_code import _arguments
-from lesson_code.torch._precision import accumulate
+from lesson_code.torch.precision import accumulate
 from lesson_code.torch.mamba import selective_scan, state_space_dual
 from lesson_code.torch.modules._parts import (
     ShortConvolution,

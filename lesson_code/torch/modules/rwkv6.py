@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lesson_code.torch._precision import accumulate
+from lesson_code.torch.precision import accumulate
 from lesson_code.torch.modules._parts import check_heads, check_shapes, split_heads
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.rwkv6 import rwkv6

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lesson_code import _arguments
-from lesson_code.torch._precision import accumulate
+from lesson_code.torch.precision import accumulate
 from lesson_code.torch.modules._parts import check_heads, check_state, merge_heads, split_heads
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.softmax import softmax_attention
