@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from lesson_code._custom_ops import lead, once_differentiable
 from lesson_code.cupy.wkv import backward, forward
 from lesson_code.torch._memory import check_values
-from lesson_code.torch._operators import lead, once_differentiable
 from lesson_code.torch.wkv import WKVState, begin
 
 
