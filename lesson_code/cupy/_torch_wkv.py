@@ -3,16 +3,14 @@
 import torch
 from torch import Tensor
 
+from lesson_code._custom_ops import check_values, lead, once_differentiable
 from lesson_code.cupy.wkv import backward, forward
-from lesson_code.torch._memory import check_values
-from lesson_code.torch._operators import lead, once_differentiable
 from lesson_code.torch.wkv import WKVState, begin
 
 
 def wkv(k, v, decay, bonus, initial_state):
     """(outputs, last state), both differentiable."""
-    if torch.compiler.is_compiling() or not _is_capturing(decay):
-        check_values("decay", decay, "positive and finite", lambda w: (w <= 0) | w.isinf())
+    check_values("decay", decay, "positive and finite", lambda w: (w <= 0) | w.isinf())
     leading = {"k": k.shape[:-2], "v": v.shape[:-2]}
     state = torch.stack(begin(initial_state, "k", k, k.shape[-1], **leading), dim=-2)
     heads = state.shape[:-2]
@@ -22,10 +20,6 @@ def wkv(k, v, decay, bonus, initial_state):
     out, last, _, _ = _WKV.apply(k, v, w, u, state, keep)
     numerator, denominator, maximum = last.unbind(dim=-2)
     return out, WKVState(numerator, denominator, maximum.detach())
-
-
-def _is_capturing(tensor):
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 @torch.library.custom_op("lesson_code::wkv", mutates_args=())

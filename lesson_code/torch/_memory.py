@@ -1,9 +1,10 @@
-"""What the models with a memory share: the state that they begin with, and checks of values."""
+"""What the models with a memory share: the state that they begin with."""
 
 import torch
 from torch import Tensor
 
 from lesson_code import _arguments
+from lesson_code._custom_ops import check_values as check_values
 
 
 def initial_memory(initial_state, like_name, like, sizes, **arrays):
@@ -19,19 +20,3 @@ def initial_memory(initial_state, like_name, like, sizes, **arrays):
     leading = tuple(initial_state.shape[: -len(sizes)])
     leading = _arguments.check_leading(**arrays, initial_state=leading)
     return initial_state.to(dtype).expand(*leading, *sizes.values()).clone()
-
-
-def check_values(name, tensor, expected, is_wrong):
-    """Refuse a tensor with a value for which `is_wrong`, where values can be looked at.
-
-    Under ``torch.compile`` and ``torch.func`` a tensor stands for values that are not known yet.
-    """
-    traced = (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.maybe_current_level() is not None
-        or isinstance(tensor, torch._subclasses.FakeTensor)
-        or tensor.is_meta
-    )
-    if not traced:
-        tensor = tensor.detach()
-        _arguments.check_values(name, tensor, expected, is_wrong(tensor))

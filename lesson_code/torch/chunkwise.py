@@ -28,8 +28,8 @@ import math
 import torch
 from torch import Tensor
 
+from lesson_code._custom_ops import fold, once_differentiable
 from lesson_code.torch import feature_maps
-from lesson_code.torch._operators import fold, once_differentiable
 from lesson_code.torch.precision import full_precision
 
 

@@ -36,9 +36,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lesson_code import _arguments
+from lesson_code._custom_ops import once_differentiable
 from lesson_code.torch import chunkwise, gated, linear
 from lesson_code.torch._memory import check_values, initial_memory
-from lesson_code.torch._operators import once_differentiable
 from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.engines import chunks
 from lesson_code.torch.engines.additive import additive

@@ -22,7 +22,7 @@ import math
 import torch
 from torch import Tensor
 
-from lesson_code.torch._operators import fold, once_differentiable
+from lesson_code._custom_ops import fold, once_differentiable
 from lesson_code.torch.precision import full_precision
 
 # Numbers h in a segment, and the fewest positions: it bounds how many states are kept.

@@ -1,7 +1,9 @@
-"""What the operators with a backward pass of their own share: a rule for vmap, and an end."""
+"""What operators on tensors share: rules for vmap, an end to derivatives, checks of values."""
 
 import torch
 from torch import Tensor
+
+from lesson_code import _arguments
 
 
 def fold(operator):
@@ -68,3 +70,21 @@ def once_differentiable(backward, message):
         return OnceDifferentiable.apply(*args)
 
     return run
+
+
+def check_values(name, tensor, expected, is_wrong):
+    """Refuse a tensor with a value for which `is_wrong`, where values can be looked at.
+
+    Under ``torch.compile`` and ``torch.func`` a tensor stands for values that are not known yet;
+    while a CUDA graph is captured nothing may wait for them.
+    """
+    traced = (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.maybe_current_level() is not None
+        or isinstance(tensor, torch._subclasses.FakeTensor)
+        or tensor.is_meta
+        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+    if not traced:
+        tensor = tensor.detach()
+        _arguments.check_values(name, tensor, expected, is_wrong(tensor))
