@@ -72,19 +72,23 @@ def once_differentiable(backward, message):
     return run
 
 
-def check_values(name, tensor, expected, is_wrong):
-    """Refuse a tensor with a value for which `is_wrong`, where values can be looked at.
+def has_values(tensor):
+    """Whether the values of a tensor can be looked at.
 
     Under ``torch.compile`` and ``torch.func`` a tensor stands for values that are not known yet;
     while a CUDA graph is captured nothing may wait for them.
     """
-    traced = (
+    return not (
         torch.compiler.is_compiling()
         or torch._C._functorch.maybe_current_level() is not None
         or isinstance(tensor, torch._subclasses.FakeTensor)
         or tensor.is_meta
         or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
     )
-    if not traced:
+
+
+def check_values(name, tensor, expected, is_wrong):
+    """Refuse a tensor with a value for which `is_wrong`, where values can be looked at."""
+    if has_values(tensor):
         tensor = tensor.detach()
         _arguments.check_values(name, tensor, expected, is_wrong(tensor))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lesson_code._contract import Call, Contract
+from lesson_code._custom_ops import has_values
 from lesson_code.torch.precision import full_precision
 
 Operator = TypeVar("Operator", bound=Callable[..., Any])
@@ -40,7 +41,7 @@ def operator(
         def run(*args, **kwargs):
             call = contract.hold(Tensor, args, kwargs)
             tensors = [x for x in call.arrays.values() if isinstance(x, Tensor)]
-            if not any(map(_traced, tensors)):
+            if all(map(has_values, tensors)):
                 contract.check_values({name: _seen(x) for name, x in call.arrays.items()})
             dtype, device = getattr(torch, call.accumulation), tensors[0].device
             values = dict(call.values)
@@ -86,15 +87,6 @@ def _first_memory(contract: Contract, call: Call, empty: Any, like: Tensor) -> A
         filled = [empty] * len(contract.state)
     parts = [part(axes, x) for axes, x in zip(contract.state, filled, strict=True)]
     return None if any(x is None for x in parts) else type(contract.state)(*parts)
-
-
-def _traced(tensor: Tensor) -> bool:
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.maybe_current_level() is not None
-        or isinstance(tensor, torch._subclasses.FakeTensor)
-        or tensor.is_meta
-    )
 
 
 def _seen(x: Any) -> Any:
