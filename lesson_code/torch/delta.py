@@ -228,11 +228,11 @@ def _check(q, k, v, form, chunk_size, initial_state, return_state, **by_token):
     _arguments.check_integer("chunk_size", chunk_size, minimum=1)
     _arguments.check_queries_keys_values(q, k, v)
     (N, D), M = k.shape[-2:], v.shape[-1]
-    _arguments.check_same("q", q.shape[-2], "the length of k", N)
+    _arguments.check_size("q", q.shape[-2], "the length of k", N)
     leading = {"k": k.shape[:-2], "v": v.shape[:-2]}
     for name, tensor in by_token.items():
         _arguments.check_rank(name, tensor, "N")
-        _arguments.check_same(name, tensor.shape[-1], "the length of k", N)
+        _arguments.check_size(name, tensor.shape[-1], "the length of k", N)
         leading[name] = tensor.shape[:-1]
     S = initial_memory(initial_state, "k", k, {"D": D, "M": M}, **leading)
     _arguments.check_leading(q=q.shape[:-2], **leading, initial_state=S.shape[:-2])

@@ -121,7 +121,7 @@ def selective_scan(
     E, K = A.shape
     if D is not None:
         _arguments.check_alone("D", D, "E")
-        _arguments.check_same("D", len(D), "the width of x", E)
+        _arguments.check_size("D", len(D), "the width of x", E)
     _arguments.check_form(form, ("recurrent", "scan"))
     _memory.check_values("A", A, "negative", lambda A: A >= 0)
     _memory.check_values("delta", delta, "at least 0", lambda delta: delta < 0)
