@@ -112,7 +112,7 @@ def check_alone(name: str, array, axes: str) -> None:
         raise ValueError(f"{name} must have shape ({axes}), got {tuple(array.shape)}.")
 
 
-def check_same(name: str, size: int, what: str, expected: int) -> None:
+def check_size(name: str, size: int, what: str, expected: int) -> None:
     """Refuse a size that differs from the one that another argument has fixed."""
     if size != expected:
         raise ValueError(f"{name} must have {what}, {expected}, got {size}.")
@@ -134,7 +134,7 @@ def check_queries_keys(q, k) -> None:
     """Refuse q (..., N, D) and k (..., N, D) that do not share their width D."""
     check_rank("q", q, "N, D")
     check_rank("k", k, "N, D")
-    check_same("k", k.shape[-1], "the width of q", q.shape[-1])
+    check_size("k", k.shape[-1], "the width of q", q.shape[-1])
     check_leading(q=q.shape[:-2], k=k.shape[:-2])
 
 
@@ -142,7 +142,7 @@ def check_queries_keys_values(q, k, v) -> None:
     """Refuse q (..., N, D), k (..., N, D) and v (..., N, M) that do not fit together."""
     check_queries_keys(q, k)
     check_rank("v", v, "N, M")
-    check_same("v", v.shape[-2], "the length of k", k.shape[-2])
+    check_size("v", v.shape[-2], "the length of k", k.shape[-2])
     check_leading(q=q.shape[:-2], k=k.shape[:-2], v=v.shape[:-2])
 
 
@@ -155,10 +155,10 @@ def check_memory(array_type: type, name: str, S, z, C: int, M: int | None, dtype
         raise TypeError(f"{S_name} must have dtype {expected}, got {dtype_name(S)}.")
     check_rank(S_name, S, "C, M")
     check_rank(z_name, z, "C")
-    check_same(S_name, S.shape[-2], "the width C of the features", C)
-    check_same(z_name, z.shape[-1], "the width C of the features", C)
+    check_size(S_name, S.shape[-2], "the width C of the features", C)
+    check_size(z_name, z.shape[-1], "the width C of the features", C)
     if M is not None:
-        check_same(S_name, S.shape[-1], "the width M of the values", M)
+        check_size(S_name, S.shape[-1], "the width M of the values", M)
 
 
 def check_initial_state(

@@ -212,7 +212,7 @@ def _tensor_cores_lack(dtype: str, capability: tuple[int, int]) -> str:
 def _check(q, k, v, device) -> None:
     _arrays.check_arrays(device, q=q, k=k, v=v)
     _arguments.check_queries_keys_values(q, k, v)
-    _arguments.check_same("q", q.shape[-2], "the length of k", k.shape[-2])
+    _arguments.check_size("q", q.shape[-2], "the length of k", k.shape[-2])
     for name, array in {"q": q, "v": v}.items():
         if array.shape[-1] > MAX_WIDTH:
             raise ValueError(f"{name} must be at most {MAX_WIDTH} wide, got {array.shape[-1]}.")

@@ -302,14 +302,14 @@ def linear_attention(
     _arguments.check_form(form, tuple(_CAUSAL if causal else _GLOBAL), f" when {causal=}")
     chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
     if causal:
-        _arguments.check_same("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
+        _arguments.check_size("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
     elif initial_state is not None or return_state:
         name = "return_state" if initial_state is None else "initial_state"
         raise ValueError(f"{name} needs causal=True, got {causal=}.")
     dtype, state_dtypes = q.dtype, _arguments.state_dtypes(q)
     q, k, v = accumulate(q, k, v)
     q, k = _features(feature_map, q), _features(feature_map, k)
-    _arguments.check_same("feature_map", k.shape[-1], "one width C for q and k", q.shape[-1])
+    _arguments.check_size("feature_map", k.shape[-1], "one width C for q and k", q.shape[-1])
 
     form = form or _fastest_form(q, k, v, causal, chunk_size)
     if causal:

@@ -1,21 +1,18 @@
-"""The two sublayers of RWKV-4, and the token shift that both begin with."""
+"""RWKV-4's two sublayers, as functions of their weights."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lesson_code import _arguments
 from lesson_code.numpy.elementwise import sigmoid
-from lesson_code.numpy.precision import accumulate
-from lesson_code.numpy.wkv import WKVState, _begin, wkv
-
-Array = NDArray[np.floating]
+from lesson_code.numpy.operator import Array, operator
+from lesson_code.numpy.wkv import EMPTY, WKVState, wkv
 
 
+@operator("N F, (F), F -> N F")
 def token_shift(x: Array, mix: Array, last: Array | None = None) -> Array:
     r"""Mix each token with the one before, channel by channel.
 
-    Computes :eq:`eq-token-shift`, :math:`\mu \odot x_t + (1 - \mu) \odot x_{t-1}`: a causal
-    convolution of each channel with two taps.
+    Computes :eq:`eq-token-shift` (Peng et al., 2023), :math:`\mu \odot x_t + (1 - \mu) \odot
+    x_{t-1}`: a causal convolution of each channel with two taps.
 
     Parameters
     ----------
@@ -24,29 +21,13 @@ def token_shift(x: Array, mix: Array, last: Array | None = None) -> Array:
     mix : array, shape (F,)
         The share of the current token, :math:`\mu`. It may be any number.
     last : array, shape (..., F), optional
-        The input before the first, :math:`x_{-1}`; zeros by default. To continue a sequence, pass
-        the last input of the piece before, ``x[..., -1, :]``.
+        The input before the first; zeros by default. To continue a sequence, pass ``x[..., -1, :]``
+        of the piece before.
 
     Returns
     -------
     array, shape (..., N, F)
-        Mixed inputs in their dtype, with the leading dimensions of x and last, broadcast. float16
-        is computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, or their dtypes differ.
-    ValueError
-        If the shapes do not fit together.
-
-    Notes
-    -----
-    NaN reaches its own position and the next one.
-
-    References
-    ----------
-    Peng et al. (2023), token shift.
+        Mixed inputs. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -56,11 +37,15 @@ def token_shift(x: Array, mix: Array, last: Array | None = None) -> Array:
            [5. ],
            [2.5]])
     """
-    _check(last, {"x": (x, "N, F"), "mix": (mix, "F")})
-    dtype, (x, mix) = x.dtype, accumulate(x, mix)
-    return _shifted(x, last, mix).astype(dtype, copy=False)
+    last = np.zeros_like(x[..., :1, :].sum(axis=-2)) if last is None else last
+    leading = np.broadcast_shapes(x.shape[:-2], last.shape[:-1])
+    x = np.broadcast_to(x, (*leading, *x.shape[-2:]))
+    last = np.broadcast_to(last, (*leading, x.shape[-1]))
+    previous = np.concatenate([last[..., None, :], x[..., :-1, :]], axis=-2)
+    return mix * x + (1 - mix) * previous[..., : x.shape[-2], :]  # without last where N is 0
 
 
+@operator("N F, (F), (F), (F C), (C F), (F F), F -> N F")
 def channel_mix(
     x: Array,
     mix_k: Array,
@@ -73,8 +58,8 @@ def channel_mix(
 ) -> Array:
     r"""The channel mix of RWKV-4: a feed-forward sublayer with a gate.
 
-    With :math:`k_t` and :math:`r_t` the inputs mixed by `mix_k` and `mix_r` (:func:`token_shift`),
-    it computes :eq:`eq-channel-mix`,
+    Computes :eq:`eq-channel-mix` (Peng et al., 2023; the squared ReLU is that of So et al., 2021),
+    with :math:`k_t` and :math:`r_t` the inputs mixed by `mix_k` and `mix_r` (:func:`token_shift`):
 
     .. math:: y_t = \sigma(r_t W_r) \odot \bigl(\max(k_t W_k, 0)^2\, W_v\bigr)
 
@@ -84,34 +69,15 @@ def channel_mix(
         Inputs.
     mix_k, mix_r : array, shape (F,)
         Share of the current token.
-    W_k : array, shape (F, C)
-        To the hidden channels; C is 4 F in the paper.
-    W_v : array, shape (C, F)
-        Back from them.
-    W_r : array, shape (F, F)
-        To the gate, the receptance before its sigmoid.
+    W_k, W_v, W_r : array, shape (F, C), (C, F), (F, F)
+        To the hidden channels, back from them, and to the gate; C is 4 F in the paper.
     last : array, shape (..., F), optional
         The input before the first; zeros by default.
 
     Returns
     -------
     array, shape (..., N, F)
-        Outputs in the dtype of the input. float16 is computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, or their dtypes differ.
-    ValueError
-        If the shapes do not fit together.
-
-    Notes
-    -----
-    NaN reaches its own position and the next one.
-
-    References
-    ----------
-    Peng et al. (2023), channel mixing; So et al. (2021) for the squared ReLU.
+        Outputs. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -121,15 +87,17 @@ def channel_mix(
            [0. ],
            [4.5]])
     """
-    arrays = {"x": (x, "N, F"), "mix_k": (mix_k, "F"), "mix_r": (mix_r, "F")}
-    _check(last, arrays | {"W_k": (W_k, "F, C"), "W_v": (W_v, "C, F"), "W_r": (W_r, "F, F")})
-    dtype = x.dtype
-    x, mix_k, mix_r, W_k, W_v, W_r = accumulate(x, mix_k, mix_r, W_k, W_v, W_r)
-    x_k, x_r = _shifted(x, last, mix_k), _shifted(x, last, mix_r)
+    x_k, x_r = token_shift(x, mix_k, last), token_shift(x, mix_r, last)
     hidden = np.maximum(x_k @ W_k, 0) ** 2  # (..., N, C)
-    return (sigmoid(x_r @ W_r) * (hidden @ W_v)).astype(dtype, copy=False)
+    return sigmoid(x_r @ W_r) * (hidden @ W_v)
 
 
+@operator(
+    "N F, (F), (F), (F), (F D), (F D), (F D), (D F), (D), (D), F -> N F",
+    state=WKVState("D", "D", "D"),
+    empty=WKVState(0, 0, EMPTY),
+    decay="positive and finite",
+)
 def time_mix(
     x: Array,
     mix_k: Array,
@@ -148,8 +116,8 @@ def time_mix(
 ) -> Array | tuple[Array, WKVState]:
     r"""The time mix of RWKV-4: WKV with a gate, the sublayer in the place of attention.
 
-    With :math:`k_t`, :math:`v_t` and :math:`r_t` the inputs mixed by `mix_k`, `mix_v` and `mix_r`
-    (:func:`token_shift`), it computes :eq:`eq-time-mix`,
+    Computes :eq:`eq-time-mix` (Peng et al., 2023), with :math:`k_t`, :math:`v_t` and :math:`r_t`
+    the inputs mixed by `mix_k`, `mix_v` and `mix_r` (:func:`token_shift`):
 
     .. math::
 
@@ -162,42 +130,20 @@ def time_mix(
         Inputs.
     mix_k, mix_v, mix_r : array, shape (F,)
         Share of the current token.
-    W_k, W_v, W_r : array, shape (F, D)
-        To keys, values and receptance.
-    W_o : array, shape (D, F)
-        To the output.
+    W_k, W_v, W_r, W_o : array, shape (F, D), (F, D), (F, D), (D, F)
+        To keys, values and receptance, and to the output.
     decay, bonus : array, shape (D,)
         As in :func:`wkv`.
     last : array, shape (..., F), optional
-        The input before the first; zeros by default.
-    initial_state : WKVState, optional
-        State of the memory before the first token. It does not hold `last`: to continue a sequence,
-        pass both.
-    return_state : bool
-        Return the state of the memory after the last token as well.
+        The input before the first; zeros by default. The state does not hold it: to continue a
+        sequence, pass both.
+    initial_state, return_state
+        As in :func:`wkv`.
 
     Returns
     -------
     array, shape (..., N, F)
-        Outputs in the dtype of the input. float16 is computed in float32.
-    WKVState
-        With ``return_state=True``: three arrays (..., D) in the accumulation dtype.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, their dtypes differ, or `initial_state` is no
-        WKVState of a fitting dtype.
-    ValueError
-        If the shapes do not fit together, or `decay` is not positive and finite.
-
-    Notes
-    -----
-    NaN reaches the outputs from its own position on, in its own sequence.
-
-    References
-    ----------
-    Peng et al. (2023), time mixing.
+        Outputs, and a WKVState with ``return_state=True``. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -209,38 +155,8 @@ def time_mix(
            [10.],
            [17.]])
     """
-    _arguments.check_flags(return_state=return_state)
-    arrays = {"x": (x, "N, F")}
-    arrays |= {"mix_k": (mix_k, "F"), "mix_v": (mix_v, "F"), "mix_r": (mix_r, "F")}
-    arrays |= {"W_k": (W_k, "F, D"), "W_v": (W_v, "F, D"), "W_r": (W_r, "F, D")}
-    arrays |= {"W_o": (W_o, "D, F"), "decay": (decay, "D"), "bonus": (bonus, "D")}
-    _check(last, arrays)
-    state = _begin(initial_state, "x", x, W_k.shape[-1], x=x.shape[:-2])
-    dtype, accumulated = x.dtype, accumulate(*(array for array, _ in arrays.values()))
-    x, mix_k, mix_v, mix_r, W_k, W_v, W_r, W_o, decay, bonus = accumulated
-    x_k, x_v, x_r = (_shifted(x, last, mix) for mix in (mix_k, mix_v, mix_r))
-    k, v = x_k @ W_k, x_v @ W_v
-    read, state = wkv(k, v, decay, bonus, initial_state=state, return_state=True)
-    out = ((sigmoid(x_r @ W_r) * read) @ W_o).astype(dtype, copy=False)
-    return (out, state) if return_state else out
-
-
-def _shifted(x, last, mix):
-    """mix * x_t + (1 - mix) * x_{t-1}, where x_{-1} is last, or 0."""
-    last = np.zeros(x.shape[-1], x.dtype) if last is None else last.astype(x.dtype, copy=False)
-    leading = np.broadcast_shapes(x.shape[:-2], last.shape[:-1])
-    x = np.broadcast_to(x, (*leading, *x.shape[-2:]))
-    last = np.broadcast_to(last, (*leading, x.shape[-1]))
-    previous = np.concatenate([last[..., None, :], x[..., :-1, :]], axis=-2)
-    return mix * x + (1 - mix) * previous[..., : x.shape[-2], :]  # without last where N is 0
-
-
-def _check(last, arrays):
-    """Refuse all but arrays of floats that fit, each as (array, axes); only x has others."""
-    if last is not None:
-        arrays = arrays | {"last": (last, "F")}
-    _arguments.check_arrays(np.ndarray, **{name: array for name, (array, _) in arrays.items()})
-    _arguments.check_axes(**arrays)
-    for name, (array, axes) in arrays.items():
-        if name not in ("x", "last"):
-            _arguments.check_alone(name, array, axes)
+    x_k, x_v, x_r = (token_shift(x, mix, last) for mix in (mix_k, mix_v, mix_r))
+    o, state = wkv(
+        x_k @ W_k, x_v @ W_v, decay, bonus, initial_state=initial_state, return_state=True
+    )
+    return (sigmoid(x_r @ W_r) * o) @ W_o, state

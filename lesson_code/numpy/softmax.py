@@ -356,7 +356,7 @@ def grouped_query_attention(
     _arguments.check_rank("v", v, "Hkv, N, M")
     _arguments.check_leading(q=q.shape[:-3], k=k.shape[:-3], v=v.shape[:-3])
     Hq, Hkv = q.shape[-3], k.shape[-3]
-    _arguments.check_same("v", v.shape[-3], "the heads of k", Hkv)
+    _arguments.check_size("v", v.shape[-3], "the heads of k", Hkv)
     group = Hq // max(Hkv, 1)
     if group * Hkv != Hq:
         raise ValueError(f"q must have a multiple of the {Hkv} heads of k, got {Hq}.")

@@ -193,6 +193,6 @@ def _check(q, k, v, causal, **bias):
     _arguments.check_arrays(Tensor, q=q, k=k, v=v, **bias)
     _arguments.check_flags(causal=causal)
     _arguments.check_queries_keys_values(q, k, v)
-    _arguments.check_same("v", v.shape[-1], "the width of k", k.shape[-1])
+    _arguments.check_size("v", v.shape[-1], "the width of k", k.shape[-1])
     if causal:
-        _arguments.check_same("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
+        _arguments.check_size("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])

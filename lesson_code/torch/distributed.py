@@ -193,7 +193,7 @@ def linear_attention(
         _arguments.check_form(form, forms, f" across ranks when {causal=}")
         chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
         if causal:
-            _arguments.check_same("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
+            _arguments.check_size("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
         elif initial_state is not None or return_state:
             name = "return_state" if initial_state is None else "initial_state"
             raise ValueError(f"{name} needs causal=True, got {causal=}.")
@@ -206,7 +206,7 @@ def linear_attention(
             if on_kernels:  # which read features in half precision
                 q, k = q.to(dtype), k.to(dtype)
             width = "one width C for q and k"
-            _arguments.check_same("feature_map", k.shape[-1], width, q.shape[-1])
+            _arguments.check_size("feature_map", k.shape[-1], width, q.shape[-1])
             S, z = linear._broadcast_state(q, k, given_v, initial_state)
             S = torch.cat([S, z[..., None]], dim=-1)  # (..., C, M + 1)
         exchange.announce(

@@ -378,7 +378,7 @@ def linear_attention(
     _arguments.check_form(form, _FORMS[causal], f" when {causal=}")
     chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
     if causal:
-        _arguments.check_same("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
+        _arguments.check_size("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
     elif initial_state is not None or return_state:
         name = "return_state" if initial_state is None else "initial_state"
         raise ValueError(f"{name} needs causal=True, got {causal=}.")
@@ -395,7 +395,7 @@ def linear_attention(
             q, k, v = accumulate(q, k, v)
             q, k = _features(feature_map, q), _features(feature_map, k)
             width = "one width C for q and k"
-            _arguments.check_same("feature_map", k.shape[-1], width, q.shape[-1])
+            _arguments.check_size("feature_map", k.shape[-1], width, q.shape[-1])
         if causal:
             S, z = _broadcast_state(q, k, given_v, initial_state)
         if form == "chunkwise":
@@ -433,7 +433,7 @@ def _by_kernels(q, k, v, feature_map, normalize, initial_state, return_state, de
     with full_precision(q):
         q, k = (_features(feature_map, x).to(dtype) for x in accumulate(q, k))
     width = "one width C for q and k"
-    _arguments.check_same("feature_map", k.shape[-1], width, q.shape[-1])
+    _arguments.check_size("feature_map", k.shape[-1], width, q.shape[-1])
     return causal_scan(
         q,
         k,

@@ -86,7 +86,7 @@ class Blocks(nn.ModuleList):
     def _check_state(self, state):
         if not isinstance(state, tuple):
             raise TypeError(f"state must be a tuple, got {type(state).__name__}.")
-        _arguments.check_same("state", len(state), "one state for each block", len(self))
+        _arguments.check_size("state", len(state), "one state for each block", len(self))
         return state
 
 

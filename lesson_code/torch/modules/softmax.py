@@ -93,7 +93,7 @@ class SoftmaxAttention(Mixer):
         v = split_heads(self.value(x), self.num_heads)
         if state is not None:
             check_state(state, KVCache, len(x), self.num_heads)
-            _arguments.check_same(
+            _arguments.check_size(
                 "v of state", state.v.shape[2], "the length of k", state.k.shape[2]
             )
             state = KVCache(*(cached.to(k.dtype) for cached in state))  # autocast may have begun
