@@ -80,43 +80,66 @@ def test_shapes_are_those_of_real_arrays(name: str) -> None:
     assert arrays()[name].shape == shape_of(SHAPES[name][-1])
 
 
-def documented() -> list[tuple[str, str, str]]:
-    """(function, argument, shape) for every array in the docstrings of the public functions."""
-    names = [name for name in lc.__all__ if callable(getattr(lc, name))]
-    public = [getattr(package, name) for package in (lc, lt) for name in names]
-    for state in (lc.LinearAttentionState, lt.LinearAttentionState):
-        public += [state.write, state.read]
-    return [
-        (function.__qualname__, *found)
-        for function in public
-        for found in re.findall(
-            r"^\s*(\w+) : (?:number or )?(?:array|tensor), shape (\(.*?\))(?:, optional)?$",
-            inspect.getdoc(function),
-            flags=re.M,
-        )
-    ]
+OPERATORS = {name: f for name, f in vars(lc).items() if hasattr(f, "contract")}
 
 
-@pytest.mark.parametrize(("function", "name", "shape"), documented())
-def test_docstrings_write_shapes_as_the_page_does(function: str, name: str, shape: str) -> None:
-    if function.startswith("LinearAttentionState."):  # one token, feature-mapped
-        assert shape in ("(..., C)", "(..., M)")
-    elif (function.replace("WKVState", "wkv"), name) in OF_ONE_MODEL:
-        assert shape == OF_ONE_MODEL[function.replace("WKVState", "wkv"), name]
-    elif name == "x":  # what a feature map is given: a query or a key
-        assert shape == "(..., D)"
-    else:
-        heads = re.sub(r"\bH(q|kv)?, (?=N)", "", shape)  # heads are leading dimensions
-        assert heads == SHAPES[name][0]
+def written(axes: str) -> str:
+    """A declaration of axes as docstrings and pages write it: "N D" is (..., N, D)."""
+    if axes == "...":
+        return "(...)"
+    letters = axes.strip("()").replace("Nq", "N").split()
+    if not axes.startswith("("):
+        return f"({', '.join(['...', *letters])})"
+    return f"({', '.join(letters)}{',' * (len(letters) == 1)})"
 
 
-def test_docstrings_were_found() -> None:
-    assert len(documented()) > 150
+def documented(function) -> dict[str, str]:
+    """The shapes of arguments in a docstring: one for several names, or one for each."""
+    found = {}
+    for names, shapes in re.findall(
+        r"^([\w, ]+) : (?:number or )?array, shape (\(.*\))(?:, optional)?$",
+        inspect.getdoc(function).partition("\nReturns\n")[0],
+        flags=re.M,
+    ):
+        each = re.findall(r"\(.*?\)", shapes)
+        names = names.split(", ")
+        found |= dict(zip(names, each * len(names) if len(each) == 1 else each, strict=False))
+    return found
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_docstrings_write_the_shapes_that_are_declared(name: str) -> None:
+    function = OPERATORS[name]
+    declared = {name: written(axes) for name, axes in function.contract.axes.items()}
+    found = documented(function)
+    assert found == {name: declared[name] for name in found}
+    told = found or "As in :func:`" in function.__doc__
+    assert told
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_torch_declares_what_numpy_does(name: str) -> None:
+    ours, theirs = OPERATORS[name].contract, getattr(lt, name).contract
+    for part in ("axes", "output", "state", "reads", "forms", "ranges"):
+        assert getattr(ours, part) == getattr(theirs, part), part
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_page_writes_the_shapes_that_are_declared(name: str) -> None:
+    for argument, axes in OPERATORS[name].contract.axes.items():
+        shape = written(axes)
+        if (name, argument) in OF_ONE_MODEL:
+            assert shape == OF_ONE_MODEL[name, argument]
+        else:
+            assert re.sub(r"\bH(q|kv)?, (?=N)", "", shape) == SHAPES[argument][0]
 
 
 def test_every_argument_of_a_single_model_is_one() -> None:
-    found = {(function.replace("WKVState", "wkv"), name) for function, name, _ in documented()}
-    assert OF_ONE_MODEL.keys() <= found
+    declared = {(name, x) for name, f in OPERATORS.items() for x in f.contract.axes}
+    states = {
+        (name, argument) for name, argument in OF_ONE_MODEL if (name, argument) not in declared
+    }
+    assert all(argument in lc.WKVState._fields for _, argument in states)
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(LinearAttentionState\.\w+)`", PAGE))))

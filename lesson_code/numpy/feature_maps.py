@@ -28,11 +28,6 @@ def elu_plus_one(x: Array) -> Array:
     array, shape (..., D)
         Features in the dtype of `x`; float16 is computed in float32.
 
-    Raises
-    ------
-    TypeError
-        If `x` is no NumPy array of floats.
-
     Notes
     -----
     For x <= 0 it is exp(x) itself and never ``elu(x) + 1``, which subtracts 1 and adds it again: in
@@ -66,11 +61,6 @@ def relu(x: Array) -> Array:
     array, shape (..., D)
         Features in the dtype of `x`.
 
-    Raises
-    ------
-    TypeError
-        If `x` is no NumPy array of floats.
-
     Notes
     -----
     NaN stays NaN.
@@ -103,11 +93,6 @@ def identity(x: Array) -> Array:
     array, shape (..., D)
         `x` itself, not a copy.
 
-    Raises
-    ------
-    TypeError
-        If `x` is no NumPy array of floats.
-
     Notes
     -----
     NaN stays NaN.
@@ -139,11 +124,6 @@ def exponential(x: Array) -> Array:
     -------
     array, shape (..., D)
         Features in the dtype of `x`; float16 is computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If `x` is no NumPy array of floats.
 
     Notes
     -----
@@ -179,13 +159,6 @@ def polynomial(degree: int, dim: int) -> Callable[[Array], Array]:
     -------
     callable
         Feature map (..., D) -> (..., C), attribute ``num_features`` = C = binomial(D + p, p).
-
-    Raises
-    ------
-    TypeError
-        If an argument is no integer. The map: if x is no NumPy array of floats.
-    ValueError
-        If an argument is below 1. The map: if the width of x is not `dim`.
 
     Notes
     -----
@@ -246,13 +219,6 @@ def taylor(dim: int) -> Callable[[Array], Array]:
     callable
         Feature map (..., D) -> (..., C), attribute ``num_features`` = C = 1 + D + D(D + 1)/2.
 
-    Raises
-    ------
-    TypeError
-        If `dim` is no integer. The map: if x is no NumPy array of floats.
-    ValueError
-        If `dim` is below 1. The map: if the width of x is not `dim`.
-
     Notes
     -----
     :math:`s^2/2` sums :math:`x_i x_j y_i y_j / 2` over all i and j. Each pair i < j stands for two
@@ -311,14 +277,6 @@ def positive_random_features(
     -------
     callable
         Feature map (..., D) -> (..., C), attribute ``num_features`` = C.
-
-    Raises
-    ------
-    TypeError
-        If `num_features`, `dim` or `seed` is no integer. The map: if x is no NumPy array of floats.
-    ValueError
-        If `num_features` or `dim` is below 1 or `seed` below 0. The map: if the width of x is not
-        `dim`.
 
     Notes
     -----

@@ -1,25 +1,27 @@
 """Linear attention in every form, and the state that they share."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from lesson_code import _arguments
+from lesson_code.numpy import recurrence
+from lesson_code.numpy.callbacks import described, is_float_array, read_only
+from lesson_code.numpy.chunks import in_chunks
 from lesson_code.numpy.elementwise import divide
 from lesson_code.numpy.feature_maps import elu_plus_one
+from lesson_code.numpy.operator import Array, operator
 from lesson_code.numpy.precision import accumulate
-from lesson_code.numpy.softmax import _describe, _read_only
-
-Array = NDArray[np.floating]
+from lesson_code.numpy.recurrence import outer, tokens
 
 
 class LinearAttentionState(NamedTuple):
     r"""What linear attention remembers: the memory S and the normalizer z.
 
-    :math:`S_t = \sum_{j \le t} \phi(k_j) v_j^\top` and :math:`z_t = \sum_{j \le t} \phi(k_j)`. Both
-    are kept in the accumulation dtype: float64 for float64 input, otherwise float32.
+    :math:`S_t = \sum_{j \le t} \phi(k_j) v_j^\top` and :math:`z_t = \sum_{j \le t} \phi(k_j)`
+    (Katharopoulos et al., 2020, equations 16 to 20), in the accumulation dtype.
 
     Parameters
     ----------
@@ -27,10 +29,6 @@ class LinearAttentionState(NamedTuple):
         Memory.
     z : array, shape (..., C)
         Normalizer.
-
-    References
-    ----------
-    Katharopoulos et al. (2020), equations 16 to 20.
 
     Examples
     --------
@@ -44,8 +42,8 @@ class LinearAttentionState(NamedTuple):
     array([20., 30.])
     """
 
-    S: Array
-    z: Array
+    S: Any
+    z: Any
 
     @classmethod
     def zeros(
@@ -55,10 +53,8 @@ class LinearAttentionState(NamedTuple):
 
         Parameters
         ----------
-        C : int
-            Width of the features.
-        M : int
-            Width of the values.
+        C, M : int
+            Widths of the features and of the values.
         batch_shape : tuple of int
             Leading dimensions.
         dtype : dtype
@@ -68,13 +64,6 @@ class LinearAttentionState(NamedTuple):
         -------
         LinearAttentionState
             S of shape (..., C, M) and z of shape (..., C), all 0, where ... is `batch_shape`.
-
-        Raises
-        ------
-        TypeError
-            If C or M is no integer, `batch_shape` no tuple, or `dtype` not floating.
-        ValueError
-            If C or M is negative.
 
         Examples
         --------
@@ -107,34 +96,15 @@ class LinearAttentionState(NamedTuple):
         LinearAttentionState
             The new state, in the accumulation dtype of `k`. Leading dimensions broadcast.
 
-        Raises
-        ------
-        TypeError
-            If `k` or `v` is no NumPy array of floats, their dtypes differ, or the state's is
-            neither theirs nor their accumulation dtype.
-        ValueError
-            If the shapes do not fit together.
-
-        Notes
-        -----
-        NaN stays in S and z from then on.
-
         Examples
         --------
         >>> LinearAttentionState.zeros(2, 1).write(np.array([1.0, 2.0]), np.array([3.0])).S
         array([[3.],
                [6.]])
         """
-        _arguments.check_arrays(np.ndarray, k=k, v=v)
-        _arguments.check_rank("k", k, "C")
-        _arguments.check_rank("v", v, "M")
-        dtypes = _arguments.state_dtypes(k)
-        _check_state("the state", self, k.shape[-1], v.shape[-1], dtypes)
-        leading = _arguments.check_leading(
-            k=k.shape[:-1], v=v.shape[:-1], S=self.S.shape[:-2], z=self.z.shape[:-1]
-        )
+        leading = _check_one_token(self, k=(k, "C"), v=(v, "M"))
         k, v, S, z = accumulate(k, v, *self)
-        S = S + k[..., :, None] * v[..., None, :]  # (..., C, M)
+        S = S + outer(k, v)  # (..., C, M)
         z = z + k  # (..., C)
         return LinearAttentionState(
             np.array(np.broadcast_to(S, (*leading, *S.shape[-2:]))),
@@ -158,18 +128,6 @@ class LinearAttentionState(NamedTuple):
         array, shape (..., M)
             Output in the dtype of `q`. Leading dimensions broadcast.
 
-        Raises
-        ------
-        TypeError
-            If `q` is no NumPy array of floats, or the state's dtype is neither that of `q` nor its
-            accumulation dtype.
-        ValueError
-            If the shapes do not fit together.
-
-        Notes
-        -----
-        NaN in the query, or in what it reads, reaches the output.
-
         Examples
         --------
         >>> S = np.array([[60.0, 80.0], [80.0, 100.0]])
@@ -179,18 +137,16 @@ class LinearAttentionState(NamedTuple):
         >>> state.read(np.array([1.0, 1.0]), normalize=False)
         array([140., 180.])
         """
-        _arguments.check_arrays(np.ndarray, q=q)
+        _check_one_token(self, q=(q, "C"))
         _arguments.check_flags(normalize=normalize)
-        _arguments.check_rank("q", q, "C")
-        _check_state("the state", self, q.shape[-1], None, _arguments.state_dtypes(q))
-        _arguments.check_leading(q=q.shape[:-1], S=self.S.shape[:-2], z=self.z.shape[:-1])
-        dtype, (q, S, z) = q.dtype, accumulate(q, self.S, self.z)
-        out = (q[..., None, :] @ S)[..., 0, :]  # (..., M)
+        dtype, (q, S, z) = q.dtype, accumulate(q, *self)
+        out = recurrence.read(S, q)  # (..., M)
         if normalize:
             out = divide(out, (q * z).sum(axis=-1, keepdims=True))
         return out.astype(dtype, copy=False)
 
 
+@operator("Nq D, N D, N M -> Nq M", state=LinearAttentionState("C M", "C"), reads="q")
 def linear_attention(
     q: Array,
     k: Array,
@@ -206,121 +162,62 @@ def linear_attention(
 ) -> Array | tuple[Array, LinearAttentionState]:
     r"""Linear attention: the similarity of q and k is phi(q)·phi(k).
 
-    Over all positions it computes :eq:`eq-linear-attention`; with ``causal=True`` the sums end at
-    the query's own position (:eq:`eq-causal-linear-attention`):
+    Computes :eq:`eq-linear-attention` (Katharopoulos et al., 2020, equations 4 to 6), or with
+    ``causal=True`` :eq:`eq-causal-linear-attention` (equations 8 to 12), where both sums end at the
+    query's own position:
 
     .. math:: o_i^\top = \frac{\phi(q_i)^\top \sum_j \phi(k_j) v_j^\top}
                             {\phi(q_i)^\top \sum_j \phi(k_j)}
 
-    Every form computes the same outputs; they differ in what they store and in how many steps they
-    take.
-
     Parameters
     ----------
-    q : array, shape (..., N, D)
-        Queries. With ``causal=False`` their number may differ from that of the keys.
-    k : array, shape (..., N, D)
-        Keys.
+    q, k : array, shape (..., N, D)
+        Queries and keys. With ``causal=False`` their numbers may differ.
     v : array, shape (..., N, M)
         Values, as many as keys.
     feature_map : callable
-        The map phi, (..., D) -> (..., C), applied to q and to k.
+        The map phi, (..., D) -> (..., C), applied to q and to k in the accumulation dtype.
     causal : bool
-        Let each query see the keys up to its own position only.
+        Let each query see the keys up to its own position only. States need it.
     normalize : bool
         Divide by :math:`\phi(q)^\top z`. Nothing is added to it; where it is exactly 0 the output
         is 0.
     form : str, optional
         With ``causal=False``: "quadratic", (φ(Q) φ(K)ᵀ) V, or "linear", φ(Q) (φ(K)ᵀ V)
         (:eq:`eq-bracket-trick`). With ``causal=True``: "masked" (:eq:`eq-masked-form`), "recurrent"
-        (:eq:`eq-recurrence`), "cumsum" (:eq:`eq-cumsum-form`), "scan" (:eq:`eq-scan-operator`, an
-        associative prefix scan in log2 N steps) or "chunkwise" (:eq:`eq-chunkwise`, masked inside a
-        chunk, a state between chunks). None takes the fastest: "quadratic" or "linear", whichever
-        multiplies less; "masked" in a single chunk, "chunkwise" in several.
-    chunk_size : int
-        Tokens in a chunk of "chunkwise". It need not divide N.
-    initial_state : LinearAttentionState, optional
-        State before the first token, zero by default; only with ``causal=True``. Its dtype is that
-        of the input or the accumulation dtype.
-    return_state : bool
-        Return the state after the last token as well; only with ``causal=True``.
-
-    Returns
-    -------
-    array, shape (..., N, M)
-        Outputs in the dtype of the input, with the leading dimensions of q, k, v and the initial
-        state, broadcast as in ``matmul``. float16 is computed in float32, the feature map included.
-    LinearAttentionState
-        With ``return_state=True``: S (..., C, M) and z (..., C), also with ``normalize=False``, in
-        the accumulation dtype (float64 for float64, otherwise float32), with the leading dimensions
-        of k, v and the initial state: queries are not remembered.
-
-    Raises
-    ------
-    TypeError
-        If q, k or v is no NumPy array of floats, their dtypes differ, `feature_map` is not
-        callable, `chunk_size` is no integer, or `initial_state` is no LinearAttentionState of a
-        fitting dtype.
-    ValueError
-        If the shapes do not fit together, `feature_map` returns anything but an array of floats
-        (..., C), `form` is unknown or does not go with `causal`, `chunk_size` is
-        below 1, or a state is passed or asked for with ``causal=False``.
-
-    Notes
-    -----
-    NaN reaches the outputs that depend on it and no other sequence of the batch. With
-    ``causal=True`` the forms "recurrent", "cumsum" and "scan" keep it from earlier positions; in
-    "masked" a NaN in a value reaches the earlier positions of its sequence and in "chunkwise" those
-    of its chunk, as 0 * NaN is NaN.
-
-    References
-    ----------
-    Katharopoulos et al. (2020), equations 4 to 6, 8 to 12 and 16 to 20; Hillis and Steele (1986)
-    for the scan; Sun et al. (2023), equation 7, for the chunks.
+        (:eq:`eq-recurrence`), "cumsum" (:eq:`eq-cumsum-form`), "scan" (:eq:`eq-scan-operator`;
+        Hillis and Steele, 1986) or "chunkwise" (:eq:`eq-chunkwise`; Sun et al., 2023, equation 7).
+        None takes the one of the fewest multiplications. The rest is :ref:`common <contract>`.
 
     Examples
     --------
     >>> from lesson_code.numpy import relu
     >>> q = k = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> v = np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
-    >>> linear_attention(q, k, v, feature_map=relu, causal=True)
+    >>> out, state = linear_attention(
+    ...     q, k, v, feature_map=relu, causal=True, return_state=True
+    ... )
+    >>> out
     array([[10., 20.],
            [30., 40.],
            [35., 45.]])
-    >>> out, state = linear_attention(
-    ...     q, k, v, feature_map=relu, causal=True, normalize=False, return_state=True
-    ... )
-    >>> out[-1]
-    array([140., 180.])
     >>> state.S
     array([[ 60.,  80.],
            [ 80., 100.]])
     """
-    _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
-    _arguments.check_flags(causal=causal, normalize=normalize, return_state=return_state)
-    _arguments.check_queries_keys_values(q, k, v)
-    _arguments.check_form(form, tuple(_CAUSAL if causal else _GLOBAL), f" when {causal=}")
-    chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
-    if causal:
-        _arguments.check_size("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
-    elif initial_state is not None or return_state:
-        name = "return_state" if initial_state is None else "initial_state"
-        raise ValueError(f"{name} needs causal=True, got {causal=}.")
-    dtype, state_dtypes = q.dtype, _arguments.state_dtypes(q)
-    q, k, v = accumulate(q, k, v)
+    _check_causal(q, k, causal, form, initial_state, return_state)
     q, k = _features(feature_map, q), _features(feature_map, k)
     _arguments.check_size("feature_map", k.shape[-1], "one width C for q and k", q.shape[-1])
-
     form = form or _fastest_form(q, k, v, causal, chunk_size)
     if causal:
-        k, v, S, z = _broadcast_state(q, k, v, initial_state, state_dtypes)
+        S, z = initial_state or _zeros(k, v)
+        _arguments.check_size("S of initial_state", S.shape[-2], "the width C", k.shape[-1])
         options = {"chunk_size": chunk_size} if form == "chunkwise" else {}
-        numerator, denominator, S, z = _CAUSAL[form](q, k, v, S, z, **options)
+        numerator, denominator, S, z = CAUSAL[form](q, k, v, S, z, **options)
+        state = LinearAttentionState(S, z)
     else:
-        numerator, denominator = _GLOBAL[form](q, k, v)
-    out = divide(numerator, denominator[..., None]) if normalize else numerator
-    out = out.astype(dtype, copy=False)
-    return (out, LinearAttentionState(S, z)) if return_state else out
+        (numerator, denominator), state = GLOBAL[form](q, k, v), None
+    return (divide(numerator, denominator[..., None]) if normalize else numerator), state
 
 
 # The forms. Each takes feature-mapped q and k (..., N, C) and v (..., N, M), and returns numerators
@@ -328,61 +225,64 @@ def linear_attention(
 # and also returns S and z after the last one.
 
 
-def _quadratic(q, k, v):
+def quadratic(q, k, v):
     A = q @ k.swapaxes(-1, -2)  # (..., N, N)
     return A @ v, A.sum(axis=-1)
 
 
-def _linear(q, k, v):
+def linear(q, k, v):
     S = k.swapaxes(-1, -2) @ v  # (..., C, M)
     z = k.sum(axis=-2)  # (..., C)
     return q @ S, _dot(q, z)
 
 
-def _masked(q, k, v, S, z):
+def masked(q, k, v, S, z):
     A = np.tril(q @ k.swapaxes(-1, -2))  # (..., N, N)
     numerator = A @ v + q @ S
     denominator = A.sum(axis=-1) + _dot(q, z)
     return numerator, denominator, S + k.swapaxes(-1, -2) @ v, z + k.sum(axis=-2)
 
 
-def _recurrent(q, k, v, S, z):
-    numerator, denominator = _empty_outputs(q, S)
-    for t in range(k.shape[-2]):
-        S = S + k[..., t, :, None] * v[..., t, None, :]
-        z = z + k[..., t, :]
-        numerator[..., t, :] = (q[..., t, None, :] @ S)[..., 0, :]
-        denominator[..., t] = (q[..., t, :] * z).sum(axis=-1)
+def recurrent(q, k, v, S, z):
+    leading = np.broadcast_shapes(q.shape[:-2], S.shape[:-2])
+    numerator = np.empty((*leading, *v.shape[-2:]), v.dtype)
+    denominator = np.empty((*leading, v.shape[-2]), v.dtype)
+    for t, (q_t, k_t, v_t) in enumerate(tokens(q, k, v)):
+        S = S + outer(k_t, v_t)
+        z = z + k_t
+        numerator[..., t, :] = recurrence.read(S, q_t)
+        denominator[..., t] = (q_t * z).sum(axis=-1)
     return numerator, denominator, S, z
 
 
-def _cumsum(q, k, v, S, z):
+def cumsum(q, k, v, S, z):
     writes_S, writes_z = _writes(k, v, S, z)
     return _read_all(q, np.cumsum(writes_S, axis=-3), np.cumsum(writes_z, axis=-2))
 
 
-def _scan(q, k, v, S, z):
+def scan(q, k, v, S, z):
     writes_S, writes_z = _writes(k, v, S, z)
     return _read_all(q, _prefix_sums(writes_S, axis=-3), _prefix_sums(writes_z, axis=-2))
 
 
-def _chunkwise(q, k, v, S, z, chunk_size):
-    numerator, denominator = _empty_outputs(q, S)
-    for start in range(0, k.shape[-2], chunk_size):
-        chunk = slice(start, start + chunk_size)
-        numerator[..., chunk, :], denominator[..., chunk], S, z = _masked(
-            q[..., chunk, :], k[..., chunk, :], v[..., chunk, :], S, z
-        )
-    return numerator, denominator, S, z
+def chunkwise(q, k, v, S, z, chunk_size):
+    numerators, denominators = [], []
+    for chunk in in_chunks(chunk_size, q, k, v):
+        numerator, denominator, S, z = masked(*chunk, S, z)
+        numerators.append(numerator)
+        denominators.append(denominator)
+    if not numerators:
+        return masked(q, k, v, S, z)
+    return np.concatenate(numerators, axis=-2), np.concatenate(denominators, axis=-1), S, z
 
 
-_GLOBAL = {"quadratic": _quadratic, "linear": _linear}
-_CAUSAL: dict = {
-    "masked": _masked,
-    "recurrent": _recurrent,
-    "cumsum": _cumsum,
-    "scan": _scan,
-    "chunkwise": _chunkwise,
+GLOBAL = {"quadratic": quadratic, "linear": linear}
+CAUSAL: dict = {
+    "masked": masked,
+    "recurrent": recurrent,
+    "cumsum": cumsum,
+    "scan": scan,
+    "chunkwise": chunkwise,
 }
 
 
@@ -399,24 +299,20 @@ def _dot(q, z):
     return (q @ z[..., None])[..., 0]
 
 
-def _empty_outputs(q, S):
-    leading = np.broadcast_shapes(q.shape[:-2], S.shape[:-2])
-    N, M = q.shape[-2], S.shape[-1]
-    return np.empty((*leading, N, M), q.dtype), np.empty((*leading, N), q.dtype)
-
-
 def _writes(k, v, S, z):
     """The state before the first token, then what each token adds to it."""
-    outer = k[..., :, None] * v[..., None, :]  # (..., N, C, M)
+    writes = outer(k, v)  # (..., N, C, M)
+    writes = np.broadcast_to(writes, (*S.shape[:-2], *writes.shape[-3:]))
+    k = np.broadcast_to(k, (*z.shape[:-1], *k.shape[-2:]))
     return (
-        np.concatenate([S[..., None, :, :], outer], axis=-3),
+        np.concatenate([S[..., None, :, :], writes], axis=-3),
         np.concatenate([z[..., None, :], k], axis=-2),
     )
 
 
 def _read_all(q, S, z):
     """Read S_1 ... S_N, each with its own query, out of S_0 ... S_N."""
-    numerator = (q[..., None, :] @ S[..., 1:, :, :])[..., 0, :]
+    numerator = recurrence.read(S[..., 1:, :, :], q)
     denominator = (q * z[..., 1:, :]).sum(axis=-1)
     return numerator, denominator, S[..., -1, :, :].copy(), z[..., -1, :].copy()
 
@@ -435,42 +331,41 @@ def _features(feature_map, x):
     """feature_map(x), checked, in the dtype of x: an array (..., C)."""
     if not callable(feature_map):
         raise TypeError(f"feature_map must be callable, got {type(feature_map).__name__}.")
-    features = feature_map(_read_only(x))
-    if not (
-        isinstance(features, np.ndarray)
-        and np.issubdtype(features.dtype, np.floating)
-        and features.ndim == x.ndim
-        and features.shape[:-1] == x.shape[:-1]
-    ):
+    features = feature_map(read_only(x))
+    if not (is_float_array(features) and features.shape[:-1] == x.shape[:-1] and features.ndim):
         leading = ", ".join(str(size) for size in x.shape[:-1])
         raise ValueError(
             f"feature_map must return a NumPy array of floats of shape ({leading}, C) "
-            f"for an input of shape {x.shape}, got {_describe(features)}."
+            f"for an input of shape {x.shape}, got {described(features)}."
         )
     return features.astype(x.dtype, copy=False)
 
 
-def _check_state(name, state, C, M, dtypes):
-    """Refuse all but S (..., C, M) and z (..., C) of one of the dtypes; M may be None, for any."""
-    if not isinstance(state, LinearAttentionState):
-        raise TypeError(f"{name} must be a LinearAttentionState, got {type(state).__name__}.")
-    _arguments.check_memory(np.ndarray, name, *state, C, M, dtypes)
+def _zeros(k, v):
+    """The empty state of the sequences that k and v write."""
+    leading = np.broadcast_shapes(k.shape[:-2], v.shape[:-2])
+    return LinearAttentionState.zeros(k.shape[-1], v.shape[-1], leading, k.dtype)
 
 
-def _broadcast_state(q, k, v, state, dtypes):
-    """k, v and a fresh state, all with the leading dimensions that the state will have."""
-    C, M = k.shape[-1], v.shape[-1]
-    if state is None:
-        state = LinearAttentionState.zeros(C, M, dtype=k.dtype)
-    _check_state("initial_state", state, C, M, dtypes)
-    S, z = state
-    leading = _arguments.check_leading(
-        k=k.shape[:-2], v=v.shape[:-2], S=S.shape[:-2], z=z.shape[:-1]
-    )
-    _arguments.check_leading(q=q.shape[:-2], initial_state=leading)
-    return (
-        np.broadcast_to(k, (*leading, *k.shape[-2:])),
-        np.broadcast_to(v, (*leading, *v.shape[-2:])),
-        np.array(np.broadcast_to(S, (*leading, C, M)), k.dtype),
-        np.array(np.broadcast_to(z, (*leading, C)), k.dtype),
+def _check_causal(q, k, causal, form, initial_state, return_state):
+    """Refuse what does not go with `causal`: a form, a number of queries, a state."""
+    _arguments.check_form(form, tuple(CAUSAL if causal else GLOBAL), f" when {causal=}")
+    if causal:
+        _arguments.check_size("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
+    elif initial_state is not None or return_state:
+        name = "return_state" if initial_state is None else "initial_state"
+        raise ValueError(f"{name} needs causal=True, got {causal=}.")
+
+
+def _check_one_token(state, **arrays):
+    """Refuse arrays that a state cannot be written with or read by; all leading dimensions."""
+    _arguments.check_arrays(np.ndarray, **{name: array for name, (array, _) in arrays.items()})
+    like_name, (like, _) = next(iter(arrays.items()))
+    for name, part in zip(("S", "z"), state, strict=True):
+        _arguments.check_arrays(np.ndarray, **{name: part})
+        _arguments.check_beside(name, part, like_name, like)
+    sizes: dict[str, int] = {}
+    parts = arrays | {"S": (state.S, "C M"), "z": (state.z, "C")}
+    return _arguments.check_leading(
+        **{name: _arguments.check_shape(name, *part, sizes) for name, part in parts.items()}
     )

@@ -3,60 +3,39 @@
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lesson_code import _arguments
+from lesson_code.numpy.callbacks import described, is_float_array, read_only
 from lesson_code.numpy.elementwise import divide
-from lesson_code.numpy.precision import accumulate
-
-Array = NDArray[np.floating]
+from lesson_code.numpy.operator import Array, operator
 
 
+@operator("Nq D, N D, N M -> Nq M")
 def softmax_attention(
     q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | None = None
 ) -> Array:
-    r"""Scaled dot-product attention.
+    r"""Scaled dot-product attention: a mean of the values under the weights of the N×N matrix.
 
-    Computes :eq:`eq-softmax-attention`: the weighted mean
+    Computes :eq:`eq-softmax-attention` (Vaswani et al., 2017, equation 1),
     :math:`o_i = \sum_j a_{ij} v_j` with the weights of :func:`attention_weights`.
 
     Parameters
     ----------
-    q : array, shape (..., N, D)
-        Queries. Their number may differ from that of the keys.
-    k : array, shape (..., N, D)
-        Keys.
+    q, k : array, shape (..., N, D)
+        Queries and keys. Their numbers may differ.
     v : array, shape (..., N, M)
         Values, as many as keys.
     causal : bool
         Let each query see the keys up to its own position only (:eq:`eq-causal-mask`). The queries
         are the last ones: with fewer queries than keys, the last query sees all keys.
     scale : float, optional
-        Factor of the scores; :math:`1/\sqrt{D}` by default.
+        Factor of the scores, finite; :math:`1/\sqrt{D}` by default.
 
     Returns
     -------
     array, shape (..., N, M)
-        Outputs, one for each query, in the dtype of the input. Leading dimensions broadcast as in
-        ``matmul``. float16 is computed in float32. A query that sees no key gives 0.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, or the dtypes differ.
-    ValueError
-        If the shapes do not fit together, or `scale` is not finite.
-
-    Notes
-    -----
-    The largest score of each row is subtracted before exp, which changes nothing but keeps exp from
-    overflowing. A score of -inf gives its key the weight 0; a score of +inf has no softmax and
-    makes its row NaN. NaN reaches the outputs that see it and no others: with ``causal=True`` a NaN
-    in a later key or value leaves earlier outputs as they are.
-
-    References
-    ----------
-    Vaswani et al. (2017), equation 1.
+        Outputs, one for each query; 0 for a query that sees no key. A score of -inf has the weight
+        0, one of +inf makes its row NaN. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -67,54 +46,31 @@ def softmax_attention(
     >>> softmax_attention(q, k, v, causal=True)[0]
     array([2.])
     """
-    _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
-    _arguments.check_flags(causal=causal)
-    _arguments.check_queries_keys_values(q, k, v)
-    scale = _arguments.resolve_scale(scale, q.shape[-1])
-    dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
-    return _softmax_attention(q, k, v, causal, scale).astype(dtype, copy=False)
+    seen = _seen(q, k) if causal else None
+    return _weighted_sum(_softmax(_scores(q, k, scale, seen)), v, seen)
 
 
+@operator("Nq D, N D -> Nq N")
 def attention_weights(
     q: Array, k: Array, *, causal: bool = False, scale: float | None = None
 ) -> Array:
     r"""Weights of softmax attention: the N×N matrix.
 
-    Computes :eq:`eq-attention-weights`: :math:`a_{ij} = e^{s_{ij}} / \sum_l e^{s_{il}}` from the
-    scores :math:`s_{ij} = q_i \cdot k_j \cdot \mathrm{scale}`.
+    Computes :eq:`eq-attention-weights` (Vaswani et al., 2017, equation 1),
+    :math:`a_{ij} = e^{s_{ij}} / \sum_l e^{s_{il}}` from the scores
+    :math:`s_{ij} = q_i \cdot k_j \cdot \mathrm{scale}`. The largest score of each row is subtracted
+    first, which changes nothing but keeps exp from overflowing.
 
     Parameters
     ----------
-    q : array, shape (..., N, D)
-        Queries. Their number may differ from that of the keys.
-    k : array, shape (..., N, D)
-        Keys.
-    causal : bool
-        Let each query see the keys up to its own position only (:eq:`eq-causal-mask`); the queries
-        are the last ones.
-    scale : float, optional
-        Factor of the scores; :math:`1/\sqrt{D}` by default.
+    q, k, causal, scale
+        As in :func:`softmax_attention`.
 
     Returns
     -------
     array, shape (..., N, N)
-        One row for each query, in the dtype of the input. A row sums to 1, or is 0 where its query
-        sees no key. float16 is computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, or the dtypes differ.
-    ValueError
-        If the shapes do not fit together, or `scale` is not finite.
-
-    Notes
-    -----
-    NaN in a query makes its row NaN; NaN in a key makes the rows NaN that see this key.
-
-    References
-    ----------
-    Vaswani et al. (2017), equation 1.
+        One row for each query, which sums to 1, or is 0 where its query sees no key. The rest is
+        :ref:`common <contract>`.
 
     Examples
     --------
@@ -123,15 +79,10 @@ def attention_weights(
     array([[1.  , 0.  ],
            [0.25, 0.75]])
     """
-    _arguments.check_arrays(np.ndarray, q=q, k=k)
-    _arguments.check_flags(causal=causal)
-    _arguments.check_queries_keys(q, k)
-    scale = _arguments.resolve_scale(scale, q.shape[-1])
-    dtype, (q, k) = q.dtype, accumulate(q, k)
-    seen = _seen(q.shape[-2], k.shape[-2]) if causal else None
-    return _softmax(_scores(q, k, scale, seen)).astype(dtype, copy=False)
+    return _softmax(_scores(q, k, scale, _seen(q, k) if causal else None))
 
 
+@operator("Nq D, N D, N M -> Nq M")
 def similarity_attention(
     q: Array,
     k: Array,
@@ -142,47 +93,23 @@ def similarity_attention(
 ) -> Array:
     r"""Attention under any similarity: a weighted mean of the values.
 
-    Computes :eq:`eq-similarity-attention`:
+    Computes :eq:`eq-similarity-attention` (Katharopoulos et al., 2020, equation 3),
     :math:`o_i = \sum_j \mathrm{sim}(q_i, k_j) v_j / \sum_j \mathrm{sim}(q_i, k_j)`. With
     :math:`\mathrm{sim}(q, k) = e^{q \cdot k / \sqrt{D}}` it is softmax attention.
 
     Parameters
     ----------
-    q : array, shape (..., N, D)
-        Queries. Their number may differ from that of the keys.
-    k : array, shape (..., N, D)
-        Keys.
-    v : array, shape (..., N, M)
-        Values, as many as keys.
+    q, k, v, causal
+        As in :func:`softmax_attention`.
     similarity : callable
-        Called once, as ``similarity(q, k)``; returns the non-negative similarities of every query
-        and key, floats of shape (..., N, N). That they are not negative is not checked: with
-        negative ones the output is no mean any more.
-    causal : bool
-        Let each query see the keys up to its own position only (:eq:`eq-causal-mask`); the queries
-        are the last ones.
+        Called once, as ``similarity(q, k)``, with arrays in the accumulation dtype that it must not
+        change; returns the similarities of every query and key, floats of shape (..., N, N). That
+        they are not negative is not checked: with negative ones the output is no mean any more.
 
     Returns
     -------
     array, shape (..., N, M)
-        Outputs in the dtype of the input. float16 is computed in float32, and `similarity` is
-        given float32. Where the similarities sum to exactly 0 the output is 0.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, the dtypes differ, or `similarity` is not
-        callable.
-    ValueError
-        If the shapes do not fit together, or `similarity` returns another shape or no floats.
-
-    Notes
-    -----
-    NaN reaches the outputs that see it and no others.
-
-    References
-    ----------
-    Katharopoulos et al. (2020), equation 3.
+        Outputs; 0 where the similarities sum to exactly 0. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -193,33 +120,23 @@ def similarity_attention(
            [30., 40.],
            [35., 45.]])
     """
-    _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
-    _arguments.check_flags(causal=causal)
-    _arguments.check_queries_keys_values(q, k, v)
     if not callable(similarity):
         raise TypeError(f"similarity must be callable, got {type(similarity).__name__}.")
-    dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
-    weights = similarity(_read_only(q), _read_only(k))
-    expected = (q.shape[-2], k.shape[-2])
-    if not (
-        isinstance(weights, np.ndarray)
-        and np.issubdtype(weights.dtype, np.floating)
-        and weights.shape[-2:] == expected
-    ):
+    weights = similarity(read_only(q), read_only(k))
+    N, seen = k.shape[-2], _seen(q, k) if causal else None
+    if not (is_float_array(weights) and weights.shape[-2:] == (q.shape[-2], N)):
         raise ValueError(
-            f"similarity must return a NumPy array of floats of shape "
-            f"(..., {expected[0]}, {expected[1]}), got {_describe(weights)}."
+            f"similarity must return a NumPy array of floats of shape (..., {q.shape[-2]}, {N}), "
+            f"got {described(weights)}."
         )
     _arguments.check_leading(similarity=weights.shape[:-2], v=v.shape[:-2])
     weights = weights.astype(q.dtype, copy=False)
-    seen = None
-    if causal:
-        seen = _seen(*expected)
-        weights = np.where(np.arange(expected[1]) < seen[:, None], weights, 0)
-    total = weights.sum(axis=-1, keepdims=True)  # (..., N, 1)
-    return divide(_weighted_sum(weights, v, seen), total).astype(dtype, copy=False)
+    if seen is not None:
+        weights = np.where(np.arange(N) < seen[:, None], weights, 0)
+    return divide(_weighted_sum(weights, v, seen), weights.sum(axis=-1, keepdims=True))
 
 
+@operator("Nq D, N D, N M -> Nq M")
 def tiled_softmax_attention(
     q: Array,
     k: Array,
@@ -231,47 +148,22 @@ def tiled_softmax_attention(
 ) -> Array:
     r"""Softmax attention without the N×N matrix: the online softmax.
 
-    Computes the same outputs as :func:`softmax_attention`, one tile of queries and keys at a time.
-    A running maximum :math:`\mu`, sum :math:`\ell` and mixed values :math:`u` replace the matrix;
-    the last two are scaled down whenever the maximum grows (:eq:`eq-online-softmax`). The
-    operations stay quadratic in N; the memory is linear.
+    Computes :eq:`eq-online-softmax` (Milakov and Gimelshein, 2018, algorithm 3; Dao et al., 2022,
+    algorithm 1), the outputs of :func:`softmax_attention`, one tile of queries and keys at a time.
+    A running maximum, sum and mixed values replace the matrix. The operations stay quadratic in N;
+    the memory is linear.
 
     Parameters
     ----------
-    q : array, shape (..., N, D)
-        Queries. Their number may differ from that of the keys.
-    k : array, shape (..., N, D)
-        Keys.
-    v : array, shape (..., N, M)
-        Values, as many as keys.
-    causal : bool
-        Let each query see the keys up to its own position only (:eq:`eq-causal-mask`); the queries
-        are the last ones.
-    scale : float, optional
-        Factor of the scores; :math:`1/\sqrt{D}` by default.
+    q, k, v, causal, scale
+        As in :func:`softmax_attention`.
     tile_size : int
         Queries and keys in a tile. It need not divide N.
 
     Returns
     -------
     array, shape (..., N, M)
-        Outputs in the dtype of the input; float16 is computed in float32. A query that sees no key
-        gives 0.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, the dtypes differ, or `tile_size` is no integer.
-    ValueError
-        If the shapes do not fit together, `scale` is not finite, or `tile_size` is below 1.
-
-    Notes
-    -----
-    NaN and infinities do what they do in :func:`softmax_attention`.
-
-    References
-    ----------
-    Milakov and Gimelshein (2018), algorithm 3; Dao et al. (2022), algorithm 1.
+        Outputs. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -281,31 +173,26 @@ def tiled_softmax_attention(
     array([[3. ],
            [3.5]])
     """
-    _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
-    _arguments.check_flags(causal=causal)
-    _arguments.check_queries_keys_values(q, k, v)
-    tile_size = _arguments.check_integer("tile_size", tile_size, minimum=1)
     scale = _arguments.resolve_scale(scale, q.shape[-1])
-    dtype, (q, k, v) = q.dtype, accumulate(q, k, v)
-    N = q.shape[-2]
-    seen = _seen(N, k.shape[-2]) if causal else None
     leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    out = np.empty((*leading, N, v.shape[-1]), dtype)
-    for start in range(0, N, tile_size):
+    out = np.empty((*leading, q.shape[-2], v.shape[-1]), q.dtype)
+    seen = _seen(q, k) if causal else None
+    for start in range(0, q.shape[-2], tile_size):
         rows = slice(start, start + tile_size)
         seen_by_rows = None if seen is None else seen[rows]
         out[..., rows, :] = _online_softmax(q[..., rows, :], k, v, scale, seen_by_rows, tile_size)
     return out
 
 
+@operator("Hq Nq D, Hkv N D, Hkv N M -> Hq Nq M")
 def grouped_query_attention(
     q: Array, k: Array, v: Array, *, causal: bool = False, scale: float | None = None
 ) -> Array:
     r"""Softmax attention in which groups of query heads share a key and value head.
 
-    Query head :math:`h` reads key and value head :math:`\lfloor h / (H_q / H_{kv}) \rfloor`
-    (:eq:`eq-grouped-query`), so that a cache holds :math:`H_{kv}` heads instead of :math:`H_q`. One
-    key and value head is multi-query attention; as many as queries, multi-head attention.
+    Computes :eq:`eq-grouped-query` (Ainslie et al., 2023, section 2.2; Shazeer, 2019, for one key
+    and value head): query head :math:`h` reads head :math:`\lfloor h / (H_q / H_{kv}) \rfloor`, so
+    that a cache holds :math:`H_{kv}` heads instead of :math:`H_q`.
 
     Parameters
     ----------
@@ -315,31 +202,13 @@ def grouped_query_attention(
         Keys; Hkv divides Hq.
     v : array, shape (..., Hkv, N, M)
         Values.
-    causal : bool
-        Let each query see the keys up to its own position only (:eq:`eq-causal-mask`); the queries
-        are the last ones.
-    scale : float, optional
-        Factor of the scores; :math:`1/\sqrt{D}` by default.
+    causal, scale
+        As in :func:`softmax_attention`.
 
     Returns
     -------
     array, shape (..., Hq, N, M)
-        Outputs in the dtype of the input; float16 is computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, or the dtypes differ.
-    ValueError
-        If the shapes do not fit together, Hkv does not divide Hq, or `scale` is not finite.
-
-    Notes
-    -----
-    NaN does what it does in :func:`softmax_attention`; it stays in the heads that read it.
-
-    References
-    ----------
-    Shazeer (2019) for one head; Ainslie et al. (2023), section 2.2.
+        Outputs. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -349,14 +218,7 @@ def grouped_query_attention(
     >>> grouped_query_attention(q, k, v).ravel()
     array([5., 5., 7., 7.])
     """
-    _arguments.check_arrays(np.ndarray, q=q, k=k, v=v)
-    _arguments.check_flags(causal=causal)
-    _arguments.check_rank("q", q, "Hq, N, D")
-    _arguments.check_rank("k", k, "Hkv, N, D")
-    _arguments.check_rank("v", v, "Hkv, N, M")
-    _arguments.check_leading(q=q.shape[:-3], k=k.shape[:-3], v=v.shape[:-3])
     Hq, Hkv = q.shape[-3], k.shape[-3]
-    _arguments.check_size("v", v.shape[-3], "the heads of k", Hkv)
     group = Hq // max(Hkv, 1)
     if group * Hkv != Hq:
         raise ValueError(f"q must have a multiple of the {Hkv} heads of k, got {Hq}.")
@@ -366,6 +228,7 @@ def grouped_query_attention(
     return out.reshape(*out.shape[:-4], Hq, *out.shape[-2:])
 
 
+@operator("H Nq D, N R, (H R D), (H R M) -> H Nq M")
 def latent_attention(
     q: Array,
     latent: Array,
@@ -378,10 +241,10 @@ def latent_attention(
 ) -> Array:
     r"""Core of multi-head latent attention: every head's keys and values from one cached latent.
 
-    Head :math:`h` has the keys :math:`k = c\, U_k^{(h)}` and the values :math:`v = c\, U_v^{(h)}`
-    of the latent :math:`c` (:eq:`eq-latent-attention`). As
-    :math:`q \cdot (c\, U_k) = (q\, U_k^\top) \cdot c`, the up-projections can be absorbed into the
-    query and the output, and neither k nor v is ever formed.
+    Computes :eq:`eq-latent-attention` (DeepSeek-AI, 2024, DeepSeek-V2, section 2.1.2, without the
+    decoupled rotary key). Head :math:`h` has the keys :math:`k = c\, U_k^{(h)}` and the values
+    :math:`v = c\, U_v^{(h)}` of the latent :math:`c`. As :math:`q \cdot (c\, U_k) = (q\, U_k^\top)
+    \cdot c`, neither k nor v need ever be formed.
 
     Parameters
     ----------
@@ -389,38 +252,17 @@ def latent_attention(
         Queries. Their number may differ from that of the latents.
     latent : array, shape (..., N, R)
         What a cache keeps of each token, shared by the heads.
-    up_k : array, shape (H, R, D)
-        Up-projection to the keys.
-    up_v : array, shape (H, R, M)
-        Up-projection to the values.
-    causal : bool
-        Let each query see the latents up to its own position only (:eq:`eq-causal-mask`); the
-        queries are the last ones.
-    scale : float, optional
-        Factor of the scores; :math:`1/\sqrt{D}` by default, also when absorbed.
+    up_k, up_v : array, shape (H, R, D), (H, R, M)
+        Up-projections to the keys and to the values.
+    causal, scale
+        As in :func:`softmax_attention`; the scale is 1/√D also when absorbed.
     absorb : bool
-        Absorb the up-projections; the result is the same.
+        Absorb the up-projections into the query and the output; the result is the same.
 
     Returns
     -------
     array, shape (..., H, N, M)
-        Outputs in the dtype of the input; float16 is computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no NumPy array of floats, or the dtypes differ.
-    ValueError
-        If the shapes do not fit together, or `scale` is not finite.
-
-    Notes
-    -----
-    NaN does what it does in :func:`softmax_attention`; in a latent it reaches every head. The
-    decoupled rotary key of the paper is left out.
-
-    References
-    ----------
-    DeepSeek-AI (2024), DeepSeek-V2, section 2.1.2.
+        Outputs. The rest is :ref:`common <contract>`.
 
     Examples
     --------
@@ -433,36 +275,17 @@ def latent_attention(
     >>> latent_attention(q, latent, up_k, up_v, absorb=True).round(12).ravel()
     array([2., 6.])
     """
-    _arguments.check_arrays(np.ndarray, q=q, latent=latent, up_k=up_k, up_v=up_v)
-    _arguments.check_flags(causal=causal, absorb=absorb)
-    _arguments.check_rank("q", q, "H, N, D")
-    _arguments.check_rank("latent", latent, "N, R")
-    H, _, D = q.shape[-3:]
-    R = latent.shape[-1]
-    if up_k.shape != (H, R, D):
-        raise ValueError(f"up_k must have shape (H, R, D), {(H, R, D)}, got {up_k.shape}.")
-    if up_v.ndim != 3 or up_v.shape[:2] != (H, R):
-        raise ValueError(f"up_v must have shape (H, R, M), ({H}, {R}, M), got {up_v.shape}.")
-    _arguments.check_leading(q=q.shape[:-3], latent=latent.shape[:-2])
-    scale = _arguments.resolve_scale(scale, D)
-    dtype, (q, latent, up_k, up_v) = q.dtype, accumulate(q, latent, up_k, up_v)
+    scale = _arguments.resolve_scale(scale, q.shape[-1])
     latent = latent[..., None, :, :]  # (..., 1, N, R)
     if absorb:
-        q = q @ np.swapaxes(up_k, -1, -2)  # (..., H, N, R)
-        out = _softmax_attention(q, latent, latent, causal, scale) @ up_v
-    else:
-        out = _softmax_attention(q, latent @ up_k, latent @ up_v, causal, scale)
-    return out.astype(dtype, copy=False)
-
-
-def _softmax_attention(q, k, v, causal, scale):
-    seen = _seen(q.shape[-2], k.shape[-2]) if causal else None
-    return _weighted_sum(_softmax(_scores(q, k, scale, seen)), v, seen)
+        q = q @ up_k.swapaxes(-1, -2)  # (..., H, N, R)
+        return softmax_attention(q, latent, latent, causal=causal, scale=scale) @ up_v
+    return softmax_attention(q, latent @ up_k, latent @ up_v, causal=causal, scale=scale)
 
 
 def _scores(q, k, scale, seen):
     """Scaled scores (..., N, N); -inf for the keys that a query does not see."""
-    scores = (q * scale) @ np.swapaxes(k, -1, -2)
+    scores = q * _arguments.resolve_scale(scale, q.shape[-1]) @ k.swapaxes(-1, -2)
     if seen is None:
         return scores
     return np.where(np.arange(k.shape[-2]) < seen[:, None], scores, -np.inf)
@@ -512,20 +335,7 @@ def _weighted_sum(weights, v, seen):
     return weights @ np.where(finite, v, 0) + added[..., np.minimum(seen, v.shape[-2]), :]
 
 
-def _seen(num_queries, num_keys):
+def _seen(q, k):
     """How many keys each query sees under the causal mask; the queries are the last ones."""
+    num_queries, num_keys = q.shape[-2], k.shape[-2]
     return np.maximum(np.arange(num_queries) + 1 + num_keys - num_queries, 0)
-
-
-def _read_only(array):
-    """A view for a function of the caller's, which must not write into the caller's arrays."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _describe(value):
-    """A returned value in an error message: its shape and dtype, or its type."""
-    if isinstance(value, np.ndarray):
-        return f"shape {value.shape} and dtype {value.dtype}"
-    return type(value).__name__
