@@ -39,12 +39,12 @@ from lesson_code import _arguments
 from lesson_code._custom_ops import once_differentiable
 from lesson_code.torch import chunkwise, gated, linear
 from lesson_code.torch._memory import check_values, initial_memory
-from lesson_code.torch.precision import accumulate, full_precision
+from lesson_code.torch.elementwise import divide
 from lesson_code.torch.engines import chunks
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.feature_maps import elu_plus_one, identity
 from lesson_code.torch.linear import LinearAttentionState
-from lesson_code.torch.softmax import _divide
+from lesson_code.torch.precision import accumulate, full_precision
 
 __all__ = ["gated_linear_attention", "linear_attention"]
 
@@ -232,7 +232,7 @@ def linear_attention(
             inside = _inside(form, chunk_size, q, k, values, S) if causal else 0
             before, last = exchange.receive(sent)
             out = inside + q @ (before if causal else last)
-            out = _divide(out[..., :-1], out[..., -1:]) if normalize else out[..., :-1]
+            out = divide(out[..., :-1], out[..., -1:]) if normalize else out[..., :-1]
     out = out.to(dtype)
     return (out, _state(last)) if return_state else out
 

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from lesson_code import _arguments
 from lesson_code.torch import chunkwise
-from lesson_code.torch.precision import accumulate, full_precision
+from lesson_code.torch.callbacks import described
+from lesson_code.torch.elementwise import divide
 from lesson_code.torch.feature_maps import elu_plus_one
-from lesson_code.torch.softmax import _describe, _divide
+from lesson_code.torch.precision import accumulate, full_precision
 
 
 class LinearAttentionState(NamedTuple):
@@ -230,7 +231,7 @@ class LinearAttentionState(NamedTuple):
         with full_precision(q):
             out = (q[..., None, :] @ S)[..., 0, :]  # (..., M)
             if normalize:
-                out = _divide(out, (q * z).sum(dim=-1, keepdim=True))
+                out = divide(out, (q * z).sum(dim=-1, keepdim=True))
         return out.to(dtype)
 
     def _check_write(self, k, v):
@@ -407,7 +408,7 @@ def linear_attention(
             else:
                 form = form or _fewest_operations(q, k, v)
                 numerator, denominator = _GLOBAL[form](q, k, v)
-            out = _divide(numerator, denominator[..., None]) if normalize else numerator
+            out = divide(numerator, denominator[..., None]) if normalize else numerator
     out = out.to(dtype)
     return (out, LinearAttentionState(S, z)) if return_state else out
 
@@ -553,7 +554,7 @@ def _features(feature_map, x):
         leading = ", ".join(str(size) for size in x.shape[:-1])
         raise ValueError(
             f"feature_map must return a torch tensor of floats of shape ({leading}, C) "
-            f"for an input of shape {tuple(x.shape)}, got {_describe(features)}."
+            f"for an input of shape {tuple(x.shape)}, got {described(features)}."
         )
     return features.to(x.dtype)
 

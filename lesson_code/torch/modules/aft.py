@@ -3,10 +3,11 @@
 import torch
 from torch import nn
 
-from lesson_code.torch.precision import accumulate, full_precision
+from lesson_code.torch.engines.fading import fading
 from lesson_code.torch.modules._parts import check_shapes
 from lesson_code.torch.modules.mixer import Mixer
-from lesson_code.torch.wkv import WKVState, begin, fading_mean
+from lesson_code.torch.precision import accumulate, full_precision
+from lesson_code.torch.wkv import WKVState, begin
 
 
 class AFTSimple(Mixer):
@@ -63,5 +64,5 @@ class AFTSimple(Mixer):
         q, k, v = accumulate(self.query(x), self.key(x), self.value(x))
         state = begin(state, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):
-            mean, state = fading_mean(None, k, v, 0, 0, state)  # neither decay nor bonus
-        return self.output((q.sigmoid() * mean).to(self.output.weight.dtype)), state
+            mean, state = fading(None, k, v, 0, 0, state)  # neither decay nor bonus
+        return self.output((q.sigmoid() * mean).to(self.output.weight.dtype)), WKVState(*state)

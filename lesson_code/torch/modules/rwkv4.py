@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from lesson_code import _arguments
-from lesson_code.torch.precision import accumulate, full_precision
+from lesson_code.torch.engines.fading import fading
 from lesson_code.torch.modules._parts import check_shapes
 from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.rwkv4 import shifted
-from lesson_code.torch.wkv import WKVState, begin, fading_mean
+from lesson_code.torch.wkv import WKVState, begin
 
 
 class RWKV4State(NamedTuple):
@@ -133,7 +134,7 @@ class RWKV4TimeMix(Mixer):
         r, k, v, log_rate, bonus = accumulate(r, k, v, self.log_rate, self.bonus)
         memory = begin(memory, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):
-            read, memory = fading_mean(None, k, v, log_rate.exp(), bonus, memory)
+            read, memory = fading(None, k, v, log_rate.exp(), bonus, memory)
         y = self.output((r.sigmoid() * read).to(self.output.weight.dtype))
         return y, RWKV4State(_last(x, last), *memory)
 
