@@ -198,13 +198,12 @@ def test_inputs_stay_as_they_are(call, backend):
     arguments, given = (
         (arrays, given) if backend == "numpy" else (to_torch(arrays), to_torch(given))
     )
-    before = [np.array(x) for x in leaves((*arguments.values(), given.get("initial_state", ())))]
-    result = getattr(library, name)(**arguments, **options, **given)
-    for x in leaves(result):
+    every = (*arguments.values(), given.get("initial_state", ()))
+    before = [np.array(numpy_of(x)) if backend == "torch" else x.copy() for x in leaves(every)]
+    for x in leaves(getattr(library, name)(**arguments, **options, **given)):
         x[...] = 7  # a fresh array: neither an argument nor the state is seen through it
-    after = leaves((*arguments.values(), given.get("initial_state", ())))
-    for x, y in zip(after, before, strict=True):
-        np.testing.assert_array_equal(np.asarray(x), y)
+    for x, y in zip(leaves(every), before, strict=True):
+        np.testing.assert_array_equal(numpy_of(x) if backend == "torch" else x, y)
 
 
 # --- Precision -------------------------------------------------------------------------------
@@ -332,9 +331,6 @@ def test_arrays_that_are_refused(name, backend):
         if i:
             first = next(iter(contract.axes))
             refuse(x.astype("float32"), TypeError, f"{argument} must have the dtype of {first}")
-        refuse(
-            x.reshape(-1)[0], ValueError if backend == "torch" else TypeError, f"{argument} must"
-        )
         known = letters_before(contract, argument)
         for axis, letter in enumerate(reversed(axes.strip("()").split()), 1):
             if letter in known:
@@ -435,7 +431,11 @@ def differentiable(name, options, N=4):
         given = dict(zip(tensors, inputs, strict=False))
         rest = inputs[len(tensors) :]
         extra = {"initial_state": type_of(state)(*rest), "return_state": True} if rest else {}
-        return tuple(leaves(getattr(lt, name)(**given, **options, **extra)))
+        result = getattr(lt, name)(**given, **options, **extra)
+        if rest and isinstance(state, lt.WKVState):  # the maximum is a shift: without it
+            out, (a, b, maximum) = result
+            result = out, a * maximum.exp(), b * maximum.exp()
+        return tuple(leaves(result))
 
     return function, inputs
 
@@ -444,11 +444,7 @@ def differentiable(name, options, N=4):
 def test_gradients(call):
     name, options = call
     function, inputs = differentiable(name, options)
-
-    def without_maxima(*inputs):  # WKV's maximum is a shift, through which nothing flows
-        return tuple(x for x in function(*inputs) if x.requires_grad)
-
-    assert torch.autograd.gradcheck(without_maxima, inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
 @every_call_with_state
@@ -460,6 +456,7 @@ def test_gradients_without_tokens_reach_everything(call):
     assert all(gradient is not None for gradient in gradients[: len(CONTRACTS[name].axes)])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
 @every_operator
 def test_compile_traces_the_whole(name):
     options = options_of(name)[-1]
