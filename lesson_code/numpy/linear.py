@@ -361,11 +361,11 @@ def _check_one_token(state, **arrays):
     """Refuse arrays that a state cannot be written with or read by; all leading dimensions."""
     _arguments.check_arrays(np.ndarray, **{name: array for name, (array, _) in arrays.items()})
     like_name, (like, _) = next(iter(arrays.items()))
-    for name, part in zip(("S", "z"), state, strict=True):
+    parts = {"S of the state": (state.S, "C M"), "z of the state": (state.z, "C")}
+    for name, (part, _) in parts.items():
         _arguments.check_arrays(np.ndarray, **{name: part})
         _arguments.check_beside(name, part, like_name, like)
     sizes: dict[str, int] = {}
-    parts = arrays | {"S": (state.S, "C M"), "z": (state.z, "C")}
     return _arguments.check_leading(
-        **{name: _arguments.check_shape(name, *part, sizes) for name, part in parts.items()}
+        **{name: _arguments.check_shape(name, *x, sizes) for name, x in (arrays | parts).items()}
     )

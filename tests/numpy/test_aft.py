@@ -1,7 +1,6 @@
 """AFT: both functions against their sums, and the mistakes of a known library."""
 
 import math
-import re
 import tracemalloc
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lesson_code.checks import check_causal
 from lesson_code.numpy import aft_full, aft_simple
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -178,18 +176,6 @@ def test_a_gate_of_any_size():
 # Causality, NaN, memory, errors.
 
 
-def test_causality_as_the_exercises_check_it():
-    def inputs(rng, N):
-        return list(rng.normal(size=(3, 2, N, 3)))
-
-    def full(q, k, v):
-        N = q.shape[-2]
-        return aft_full(q, k, v, np.cos(np.arange(N * N)).reshape(N, N), causal=True)
-
-    check_causal(lambda q, k, v: aft_simple(q, k, v, causal=True), inputs=inputs)
-    check_causal(full, inputs=inputs)
-
-
 @causal_or_not
 def test_nan_stays_in_its_channel_and_sequence(causal):
     for spoiled in range(3):
@@ -211,30 +197,3 @@ def test_one_query_at_a_time():
     finally:
         tracemalloc.stop()
     assert peak < 10 * q.nbytes
-
-
-def refuses(error, message):
-    return pytest.raises(error, match="^" + re.escape(message))
-
-
-def test_what_is_refused():
-    q, k, v, bias = draw(9)
-    for f in (aft_simple, lambda *args, **kw: aft_full(*args, bias, **kw)):
-        with refuses(TypeError, "k must be a NumPy array, got list."):
-            f(q, k.tolist(), v)
-        with refuses(ValueError, "v must have the width of k, 3, got 2."):
-            f(q, k, v[:, 1:])
-        with refuses(ValueError, "k must have the width of q, 2, got 3."):
-            f(q[:, 1:], k, v)
-        with refuses(ValueError, "v must have the length of k, 7, got 6."):
-            f(q, k, v[1:])
-        with refuses(ValueError, "q must have the length of k when causal=True, 7, got 6."):
-            f(q[1:], k, v, causal=True)
-        with refuses(TypeError, "causal must be True or False, got None."):
-            f(q, k, v, causal=None)
-    with refuses(ValueError, "position_bias must have shape (7, 7), a row for each query"):
-        aft_full(q, k, v, bias[1:])
-    with refuses(ValueError, "position_bias must have shape (7, 7), a row for each query"):
-        aft_full(q, k, v, bias[None])
-    with refuses(TypeError, "position_bias must have the dtype of q, float64, got float32."):
-        aft_full(q, k, v, bias.astype("float32"))

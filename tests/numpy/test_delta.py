@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lesson_code.checks import check_causal, check_linear_cost, check_streaming
 from lesson_code.numpy import delta_rule, gated_delta_rule, identity, linear_attention
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -343,23 +342,6 @@ def test_the_triangular_system_of_correlated_keys_is_solved_well():
 
 
 @both_rules
-@pytest.mark.parametrize("first", FORMS)
-@pytest.mark.parametrize("second", [*FORMS, None])
-def test_split_anywhere_and_hand_the_state_to_any_form(rule, first, second):
-    *arrays, state = draw(13, leading=LEADING[2], forgetting=0.1)
-    args = arguments(rule, arrays)
-    options = {"chunk_size": 3, "return_state": True}
-    whole, final = rule(*args, initial_state=state, **options)
-    for t in range(8):
-        before = [x[..., :t, :] for x in args[:3]] + [x[..., :t] for x in args[3:]]
-        after = [x[..., t:, :] for x in args[:3]] + [x[..., t:] for x in args[3:]]
-        head, between = rule(*before, form=first, initial_state=state, **options)
-        tail, last = rule(*after, form=second, initial_state=between, **options)
-        assert_close(np.concatenate([head, tail], axis=-2), whole)
-        assert_close(last, final)
-
-
-@both_rules
 @every_form
 def test_padding_with_zeros_is_exact(rule, form):
     """Zero keys, values, beta and decay logs leave S exactly as it was, and the outputs before."""
@@ -378,171 +360,10 @@ def test_padding_with_zeros_is_exact(rule, form):
     assert_close(same, last)
 
 
-def as_inputs(rule):
-    def inputs(rng, N):
-        arrays = draw(int(rng.integers(2**31)), N, leading=LEADING[2])
-        return arguments(rule, arrays)
-
-    return inputs
-
-
-@both_rules
-@every_form
-def test_checks(rule, form):
-    def run(*args, **options):
-        return rule(*args, form=form, chunk_size=5, **options)
-
-    check_causal(run, inputs=as_inputs(rule))
-    check_linear_cost(run, inputs=as_inputs(rule))
-
-
-@every_form
-def test_check_streaming(form):
-    """beta goes along as (N, 1), since the check splits the axis before the last."""
-
-    def run(q, k, v, beta, **options):
-        return delta_rule(q, k, v, beta[..., 0], form=form, chunk_size=5, **options)
-
-    def inputs(rng, N):
-        q, k, v, beta, _, _ = draw(int(rng.integers(2**31)), N)
-        return q, k, v, beta[..., None]
-
-    check_streaming(run, inputs=inputs)
-
-
-@both_rules
-@every_form
-@pytest.mark.parametrize("N", [0, 1, 5])
-def test_states_are_new_and_stay_as_they_were(rule, form, N):
-    *arrays, state = draw(15, N)
-    before = state.copy()
-    args = arguments(rule, arrays)
-    _, last = rule(*args, form=form, initial_state=state, return_state=True)
-    if N == 0:
-        np.testing.assert_array_equal(last, before)
-    assert last.base is None
-    last[...] = np.nan
-    np.testing.assert_array_equal(state, before)
-
-
 # Causality, NaN, sequences of a batch, strides.
 
 
-@both_rules
-@every_form
-def test_the_future_does_not_reach_the_past(rule, form):
-    arrays = draw(16, 9, leading=LEADING[1])
-    past = rule(*arguments(rule, arrays), form=form, chunk_size=4)[:, :5]
-    changed = [*(x.copy() for x in arrays[:3]), *(x.copy() for x in arrays[3:5])]
-    for x in changed:
-        x[:, 5:] = 0.5 * x[:, 5:]
-    found = rule(*arguments(rule, changed), form=form, chunk_size=4)
-    np.testing.assert_array_equal(found[:, :5], past)
-    assert (found[:, 5:] != rule(*arguments(rule, arrays), form=form)[:, 5:]).all()
-
-
-@both_rules
-@every_form
-def test_nan_stays_in_its_sequence(rule, form):
-    for spoiled in range(4 if rule is delta_rule else 5):
-        arrays = draw(17, 9, leading=((2, 3),) * 6)
-        at = (1, 2, 5) if spoiled > 2 else (1, 2, 5, 1)
-        arrays[spoiled][at] = np.nan
-        out, last = rule(*arguments(rule, arrays), form=form, chunk_size=4, return_state=True)
-        rows = np.isnan(out).any(axis=-1)
-        assert rows[1, 2, 5] and rows.sum() == rows[1, 2].sum()
-        if form == "recurrent":
-            assert not rows[1, 2, :5].any()
-        else:
-            assert not rows[1, 2, :4].any()  # of the chunk before
-        assert np.isnan(last).any() == (spoiled > 0)
-        assert not np.isnan(np.delete(last.reshape(6, 3, 4), 5, axis=0)).any()
-
-
-@both_rules
-@every_form
-def test_inputs_are_left_alone_and_any_strides_work(rule, form):
-    arrays = draw(18, leading=LEADING[1])
-    args, state = arguments(rule, arrays), arrays[5]
-    options = {"form": form, "chunk_size": 3, "initial_state": state}
-    expected = rule(*args, **options)
-    for x in arrays:
-        x.flags.writeable = False
-    assert_close(rule(*args, **options), expected)
-    strided = [np.asfortranarray(np.repeat(x, 2, axis=-1))[..., ::2] for x in args]
-    assert_close(rule(*strided, **options), expected)
-    shared = [np.broadcast_to(x[0], (3, *x.shape[1:])) for x in args]
-    out = rule(*shared, **options | {"initial_state": state[0]})
-    assert_close(out, np.stack([expected[0]] * 3))
-    assert out.flags.writeable
-
-
 # Arguments.
-
-
-@both_rules
-def test_arguments_that_are_no_float_arrays(rule):
-    names = ["q", "k", "v", "beta", "log_decay"]
-    args = dict(zip(names, arguments(rule, draw()), strict=False))
-    for name, x in args.items():
-        for wrong in (x.astype(int), x > 0, x.astype(complex)):
-            with pytest.raises(TypeError, match=f"^{name} must have a floating dtype"):
-                rule(**args | {name: wrong})
-        with pytest.raises(TypeError, match=f"^{name} must be a NumPy array, got list"):
-            rule(**args | {name: x.tolist()})
-        with pytest.raises(TypeError, match="must have the dtype of q, float"):
-            rule(**args | {name: x.astype("float32")})
-
-
-@both_rules
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"form": "parallel"}, ValueError, "form must be None or one of 'recurrent', 'chunkwise'"),
-        ({"form": ""}, ValueError, "form must be .* got ''"),
-        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
-        ({"chunk_size": 0, "form": "recurrent"}, ValueError, "chunk_size must be at least 1"),
-        ({"chunk_size": 2.0}, TypeError, "chunk_size must be an integer, got 2.0"),
-        ({"chunk_size": True}, TypeError, "chunk_size must be an integer"),
-        ({"return_state": "no"}, TypeError, "return_state must be True or False, got 'no'"),
-        ({"initial_state": np.ones((4, 3))}, ValueError, r"initial_state must have shape \(..., D"),
-        ({"initial_state": [[1.0]]}, TypeError, "initial_state must be a NumPy array"),
-        ({"initial_state": np.ones((3, 4), "float32")}, TypeError, "initial_state must have dtype"),
-        ({"beta": np.ones(6)}, ValueError, "beta must have the length of k, 7, got 6"),
-        ({"beta": np.ones(())}, ValueError, r"beta must have shape \(\.\.\., N\), got \(\)"),
-        ({"beta": np.ones((7, 1))}, ValueError, "beta must have the length of k, 7, got 1"),
-        ({"q": np.ones((6, 3))}, ValueError, "q must have the length of k, 7, got 6"),
-        ({"k": np.ones((7, 2))}, ValueError, "k must have the width of q, 3, got 2"),
-        ({"v": np.ones((6, 4))}, ValueError, "v must have the length of k, 7, got 6"),
-        (
-            {"beta": np.ones((2, 7)), "k": np.ones((3, 7, 3))},
-            ValueError,
-            "the leading dimensions of k, v, beta.* must broadcast",
-        ),
-        (
-            {"beta": np.ones((2, 7)), "q": np.ones((3, 7, 3))},
-            ValueError,
-            "the leading dimensions of q, k, v, beta.* must broadcast",
-        ),
-    ],
-)
-def test_options(rule, options, error, message):
-    names = ["q", "k", "v", "beta", "log_decay"]
-    args = dict(zip(names, arguments(rule, draw()), strict=False))
-    with pytest.raises(error, match="^" + message):
-        rule(**args | options)
-
-
-def test_decays_above_one_are_refused():
-    *args, log_decay, _ = draw()
-    log_decay[3] = 0.25
-    for form in FORMS:
-        with pytest.raises(ValueError, match="^log_decay must be at most 0, got 0.25"):
-            gated_delta_rule(*args, log_decay, form=form)
-    with pytest.raises(ValueError, match="^log_decay must have the length of k, 7, got 5"):
-        gated_delta_rule(*args, log_decay[:5])
-    log_decay[3] = np.nan  # is not refused
-    assert np.isnan(gated_delta_rule(*args, log_decay)[3:]).all()
 
 
 @every_form

@@ -177,21 +177,6 @@ def test_nan_reaches_what_depends_on_it_and_no_other_sequence(attention, causal)
     assert spoiled[1, :, 3].tolist() == [not causal] * 2 + [True] * 4
 
 
-@every_attention
-def test_inputs_are_left_alone_and_any_strides_work(attention):
-    q, k, v = draw(4, 6, 6, leading=LEADING[1])
-    expected = attention(q, k, v, causal=True)
-    for x in (q, k, v):
-        x.flags.writeable = False
-    strided = [np.asfortranarray(np.repeat(x, 2, axis=-1))[..., ::2] for x in (q, k, v)]
-    np.testing.assert_allclose(attention(q, k, v, causal=True), expected, rtol=1e-12)
-    np.testing.assert_allclose(attention(*strided, causal=True), expected, rtol=1e-12)
-    shared = [np.broadcast_to(x[0], (3, *x.shape[1:])) for x in (q, k, v)]
-    out = attention(*shared, causal=True)
-    np.testing.assert_allclose(out, np.stack([expected[0]] * 3), rtol=1e-12)
-    assert out.flags.writeable
-
-
 @pytest.mark.parametrize("attention", [softmax_attention, tiled_softmax_attention])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_the_maximum_keeps_exp_from_overflowing(attention, dtype):
@@ -241,15 +226,6 @@ def test_rows_sum_to_one(dtype):
     weights = attention_weights(q, k, causal=True)
     np.testing.assert_allclose(weights.astype(float).sum(-1), 1, rtol=TOLERANCE[dtype])
     assert not np.triu(weights, 1).any()
-
-
-def test_float16_is_computed_in_float32():
-    q, k, v = draw(7, 5, 300, 64, 3, dtype="float16")
-    exact = loop(q, k, v)[1]
-    for attention in (softmax_attention, tiled_softmax_attention):
-        out = attention(q, k, v)
-        assert out.dtype == "float16"
-        np.testing.assert_allclose(out, exact.astype("float16"), rtol=1e-3, atol=1e-4)
 
 
 def peak_bytes(function, *args, **options):
@@ -362,38 +338,6 @@ def test_absorbed_keys_are_never_formed():
 # Arguments.
 
 
-@every_attention
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_arguments_that_are_no_float_arrays(attention, name):
-    args = dict(zip("qkv", draw(), strict=True))
-    for wrong in (args[name].astype(int), args[name] > 0, args[name].astype(complex)):
-        with pytest.raises(TypeError, match=f"^{name} must have a floating dtype"):
-            attention(*(args | {name: wrong}).values())
-    with pytest.raises(TypeError, match="must have the dtype of q, float"):
-        attention(*(args | {name: args[name].astype("float32")}).values())
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_lists_are_refused(name):
-    args = dict(zip("qkv", draw(), strict=True))
-    for attention in (softmax_attention, tiled_softmax_attention, grouped_query_attention):
-        with pytest.raises(TypeError, match=f"^{name} must be a NumPy array, got list"):
-            attention(**args | {name: args[name].tolist()})
-
-
-@every_attention
-def test_shapes_that_do_not_fit(attention):
-    q, k, v = draw()
-    for wrong, message in (
-        ((q, k[:, :2], v), "k must have the width of q, 3, got 2"),
-        ((q, k, v[:5]), "v must have the length of k, 6, got 5"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            attention(*wrong)
-    with pytest.raises(ValueError, match="leading dimensions of .* must broadcast, got"):
-        attention(*draw(leading=((2,), (3,), ())))
-
-
 @pytest.mark.parametrize("attention", [softmax_attention, tiled_softmax_attention])
 def test_scale_and_tile_size(attention):
     q, k, v = draw()
@@ -412,32 +356,8 @@ def test_scale_and_tile_size(attention):
 
 def test_heads_that_do_not_fit():
     q, k, v = draw(leading=((4,), (3,), (3,)))
-    with pytest.raises(ValueError, match="leading|multiple of the 3 heads of k, got 4"):
+    with pytest.raises(ValueError, match="multiple of the 3 heads of k, got 4"):
         grouped_query_attention(q, k, v)
-    with pytest.raises(ValueError, match="v must have the heads of k, 3, got 1"):
-        grouped_query_attention(q, k, v[:1])
-    with pytest.raises(ValueError, match=r"q must have shape \(\.\.\., Hq, N, D\), got \(6, 3\)"):
-        grouped_query_attention(q[0], k, v)
-    with pytest.raises(ValueError, match=r"leading dimensions .* got \(2,\), \(3,\), \(\)"):
-        grouped_query_attention(*draw(leading=((2, 4), (3, 2), (2,))))
-
-
-def test_latent_shapes_that_do_not_fit():
-    q, latent = np.ones((3, 4, 5)), np.ones((6, 2))
-    up_k, up_v = np.ones((3, 2, 5)), np.ones((3, 2, 7))
-    for wrong, message in (
-        ((q[0], latent, up_k, up_v), r"^q must have shape \(\.\.\., H, N, D\), got \(4, 5\)"),
-        ((q, latent[0], up_k, up_v), r"^latent must have shape \(\.\.\., N, R\), got \(2,\)"),
-        ((q, latent, up_k[:2], up_v), r"^up_k must have shape .*\(3, 2, 5\), got \(2, 2, 5\)"),
-        ((q, latent, up_k[..., :4], up_v), r"^up_k must have shape .* got \(3, 2, 4\)"),
-        ((q, latent, up_k, up_v[:, :1]), r"^up_v must have shape .*\(3, 2, M\), got \(3, 1, 7\)"),
-        ((q, latent, up_k, up_v[0]), r"^up_v must have shape .* got \(2, 7\)"),
-        ((np.ones((2, 3, 4, 5)), np.ones((3, 6, 2)), up_k, up_v), "^the leading dimensions"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            latent_attention(*wrong)
-    with pytest.raises(TypeError, match="^up_v must have the dtype of q"):
-        latent_attention(q, latent, up_k, up_v.astype("float32"))
 
 
 def test_a_similarity_in_another_precision_is_cast():
@@ -462,14 +382,6 @@ def test_similarities_of_other_leading_dimensions():
     q, k, v = (np.zeros((2, 5, 3)) for _ in range(3))
     with pytest.raises(ValueError, match="leading dimensions of similarity and v must broadcast"):
         similarity_attention(q, k, v, lambda q, k: np.ones((3, 5, 5)))
-
-
-def test_flags_are_true_or_false():
-    q, k, v = draw(Nq=4, Nk=7)
-    with pytest.raises(TypeError, match="^causal must be True or False, got 'no'"):
-        softmax_attention(q, k, v, causal="no")
-    with pytest.raises(TypeError, match="^causal must be True or False, got ndarray"):
-        tiled_softmax_attention(q, k, v, causal=np.ones((4, 7), bool))
 
 
 def test_a_similarity_cannot_write_into_the_callers_arrays():
