@@ -119,7 +119,7 @@ def to_torch(x):
         return torch.from_numpy(np.ascontiguousarray(x))
     if isinstance(x, dict):
         return {name: to_torch(value) for name, value in x.items()}
-    if isinstance(x, ln.LinearAttentionState | ln.WKVState):
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
         return getattr(lt, type(x).__name__)(*map(to_torch, x))
     return x
 

@@ -405,12 +405,12 @@ def test_states_that_are_refused(name, backend):
 @every_backend
 @every_operator
 def test_calls_that_are_no_calls(name, backend):
-    operator, arrays = getattr(BACKENDS[backend], name), draw(name)
+    operator, arrays, options = getattr(BACKENDS[backend], name), draw(name), options_of(name)[0]
     first = next(iter(arrays))
     with pytest.raises(TypeError, match=f"missing a required argument: '{first}'"):
         operator()
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        operator(**arrays, colour=1)
+        operator(**arrays, **options, colour=1)
     with pytest.raises(TypeError, match="too many positional arguments"):
         operator(*arrays.values(), *[None] * 20)
     with pytest.raises(TypeError, match=f"multiple values for argument '{first}'"):
