@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BOOK = equations.equations()
 TABLE = equations.read_table()
 FUNCTIONS = equations.functions_of(TABLE)
-PAGES = sorted({equation.page for equation in BOOK.values()})
+PAGES = sorted({equation.chapter.docname for equation in BOOK.values()})
 
 
 # --- The table ---------------------------------------------------------------------------------
@@ -38,8 +38,8 @@ def test_equations_are_found() -> None:
         cited |= set(re.findall(r"\{eq\}`([\w-]+)`", path.read_text("utf-8")))
     assert len(cited) > 60
     assert cited <= BOOK.keys()
-    assert BOOK["eq-write"].chapter == "ch-memory"
-    assert BOOK["eq-write"].page == "03_outer_product_memory"
+    assert BOOK["eq-write"].chapter.labels[0] == "ch-memory"
+    assert BOOK["eq-write"].chapter.docname == "book/03_outer_product_memory"
 
 
 def with_row(label: str, **changes) -> equations.Table:
@@ -228,8 +228,8 @@ def target(site: Path, page: str, link: str):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_equation_has_its_links(site: Path, page: str) -> None:
-    name = f"book/{page}.html"
-    labels = [label for label in BOOK if BOOK[label].page == page]
+    name = f"{page}.html"
+    labels = [label for label in BOOK if BOOK[label].chapter.docname == page]
     boxes = soup(site / name).select("div.math > .eq-side")
     assert len(boxes) == len(labels)
     for label, box in zip(labels, boxes, strict=True):
@@ -267,9 +267,10 @@ def test_every_function_leads_to_its_equations(site: Path) -> None:
         entry = api[function].find_parent("dl")
         links = [a["href"] for a in entry.select("a.internal")]
         for label in (label for label in FUNCTIONS if function in FUNCTIONS[label]):
-            page = f"{BOOK[label].page}.html"
+            chapter = BOOK[label].chapter
+            page = f"{chapter.path.stem}.html"
             assert f"{page}#equation-{label}" in links, (function, label)
-            assert f"{page}#{BOOK[label].chapter}" in links, (function, label)
+            assert f"{page}#{chapter.labels[0]}" in links, (function, label)
 
 
 def test_what_has_no_equation_has_the_chapter_that_uses_it_first(site: Path) -> None:
@@ -299,7 +300,7 @@ def test_the_index_has_every_equation(site: Path) -> None:
     assert list(rows) == [f"row-{label}" for label in BOOK]
     for label, equation in BOOK.items():
         first, code, test = rows[f"row-{label}"]("td")
-        assert first.a["href"] == f"{equation.page}.html#equation-{label}"
+        assert first.a["href"] == f"{equation.chapter.path.stem}.html#equation-{label}"
         table = TABLE.equations.get(label, equations.Row())
         shown = [a["href"].partition("#")[2] for a in code("a")]
         if label in FUNCTIONS:
@@ -364,10 +365,10 @@ def test_the_table_is_searched_and_lists_of_links_close(site: Path, browser) -> 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_names_in_code_lead_to_the_package(site: Path, page: str) -> None:
-    links = soup(site / f"book/{page}.html").select(".cell_input a.code-link")
+    links = soup(site / f"{page}.html").select(".cell_input a.code-link")
     assert len(links) > 8
     for link in links:
-        file, place = target(site, f"book/{page}.html", link["href"])
+        file, place = target(site, f"{page}.html", link["href"])
         assert file == "book/api.html" and place is not None
         # The link is the end of the name that it leads to, or another name for all of it.
         name = urlsplit(link["href"]).fragment.removeprefix("module-")
@@ -417,7 +418,9 @@ def linked(*cells: str) -> list[list[tuple[str, str]]]:
     return [
         [
             (cell[begin:end], entry.name.removeprefix("lesson_code."))
-            for begin, end, entry in code_links.places(cell, ENTRIES, known)
+            for begin, end, entry in sorted(
+                code_links.places(cell, ENTRIES.find, known), key=lambda place: place[:2]
+            )
         ]
         for cell in cells
     ]
@@ -502,7 +505,7 @@ def test_links_are_put_around_whole_tokens() -> None:
         '<span class="n">ln</span><span class="o">.</span><span class="n">identity</span>'
         '<span class="p">)</span>\n'
     )
-    found = code_links.link(code, ENTRIES, {}, lambda entry: f"{entry.docname}#{entry.name}")
+    found = code_links.link(code, ENTRIES.find, {}, lambda entry: f"{entry.docname}#{entry.name}")
     assert re.sub("</?a[^>]*>", "", found) == code
     links = re.findall("<a ([^>]*)>(.*?)</a>", found)
     assert len(links) == 2

@@ -7,6 +7,7 @@ cannot be found there stands in book/equations.yml. `problems` compares both wit
 from __future__ import annotations
 
 import ast
+import dis
 import importlib
 import inspect
 import re
@@ -15,11 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import notebooks
 import yaml
-from code_links import import_name
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.book import ROOT, Chapter, chapters
+from tools.code_links import import_name
+
 TABLE = ROOT / "book" / "equations.yml"
 
 # Where functions compute what they cite, in the order in which they are shown. (Those of
@@ -32,17 +33,14 @@ PACKAGES = {
 }
 PRIMARY = next(iter(PACKAGES))
 CITED = re.compile(r":eq:`([\w-]+)`")
-LABEL = re.compile(r"\$\$ *\(([\w-]+)\)$")
 
 
 @dataclass(frozen=True)
 class Equation:
-    """A numbered equation: its label, and the page, label and title of its chapter."""
+    """A numbered equation."""
 
     label: str
-    page: str
-    chapter: str
-    title: str
+    chapter: Chapter
 
     @property
     def name(self) -> str:
@@ -50,16 +48,11 @@ class Equation:
         return self.label.removeprefix("eq-").replace("-", " ")
 
 
-def equations(book: Path = ROOT / "book") -> dict[str, Equation]:
+def equations(root: Path = ROOT) -> dict[str, Equation]:
     """The numbered equations of the chapters, in their order."""
-    found = {}
-    for path in sorted(book.glob("[0-9]*.ipynb")):
-        text = "\n".join(notebooks.sources(path, "markdown"))
-        chapter = re.search(r"^\((ch-[\w-]+)\)=\n# (.*)$", text, re.MULTILINE)
-        for line in text.splitlines():
-            if label := LABEL.search(line):
-                found[label[1]] = Equation(label[1], path.stem, *chapter.groups())
-    return found
+    return {
+        label: Equation(label, chapter) for chapter in chapters(root) for label in chapter.equations
+    }
 
 
 @dataclass(frozen=True)
@@ -91,18 +84,18 @@ def read_table(path: Path = TABLE) -> Table:
     """Read the table. What stands alone may be written without brackets."""
     content = yaml.safe_load(path.read_text("utf-8"))
 
-    def row(label: str, fields: Mapping) -> Row:
+    rows = {}
+    for label, fields in content["equations"].items():
         if unknown := fields.keys() - Row.__dataclass_fields__.keys():
             raise ValueError(f"{label}: expected functions, tests or why, not {sorted(unknown)}")
-        several = {
-            name: (value,) if isinstance(value, str) else tuple(value)
-            for name, value in fields.items()
-            if name != "why"
-        }
-        return Row(**several, why=fields.get("why", ""))
-
-    rows = {label: row(label, fields) for label, fields in content["equations"].items()}
+        rows[label] = Row(
+            _several(fields.get("functions")), _several(fields.get("tests")), fields.get("why", "")
+        )
     return Table(rows, content["functions"])
+
+
+def _several(value: str | list[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 # --- Functions ---------------------------------------------------------------------------------
@@ -187,31 +180,25 @@ def excerpt(path: Path, names: set[str]) -> Excerpt:
     """Some tests of a file, and nothing of it that they do not use."""
     text = path.read_text("utf-8")
     lines = text.splitlines()
-    statements = ast.parse(text).body
-    wanted, tests, used = set(names), {}, {}
+    statements = [(statement, _binds(statement)) for statement in ast.parse(text).body]
+    wanted, tests, used = set(names), {}, []
     # What is used is mostly defined before, but a function may use one that follows.
-    for _ in range(2):
-        for statement in reversed(statements):
-            if _binds(statement) & wanted or _is_for_all(statement):
-                wanted |= _uses(statement)
-    for statement in statements:
-        bound = _binds(statement)
+    for statement, bound in 2 * statements[::-1]:
+        if bound & wanted or _is_for_all(statement):
+            wanted |= _uses(statement)
+    for statement, bound in statements:
         if not (bound & wanted or _is_for_all(statement)):
             continue
-        first = min([statement.lineno] + [d.lineno for d in _decorators(statement)])
+        first = min([statement.lineno, *(d.lineno for d in _decorators(statement))])
         while first > 1 and lines[first - 2].startswith("#") and "---" not in lines[first - 2]:
             first -= 1  # a comment stands above what it is about
         source = "\n".join(lines[first - 1 : statement.end_lineno])
         if bound & names:
             tests[statement.name] = source
         else:
-            used[first] = source, statement
-    pieces = []
-    for source, statement in used.values():
-        apart = isinstance(statement, ast.FunctionDef | ast.ClassDef)
-        pieces.append(f"\n\n{source}\n\n" if apart else source)
-    joined = re.sub(r"\n{4,}", "\n\n\n", "\n".join(pieces))
-    return Excerpt(tests, joined.strip("\n"))
+            apart = isinstance(statement, ast.FunctionDef | ast.ClassDef)
+            used.append(f"\n\n{source}\n\n" if apart else source)
+    return Excerpt(tests, re.sub(r"\n{4,}", "\n\n\n", "\n".join(used)).strip("\n"))
 
 
 def _decorators(statement: ast.stmt) -> list[ast.expr]:
@@ -226,30 +213,16 @@ def _is_for_all(statement: ast.stmt) -> bool:
 
 def _binds(statement: ast.stmt) -> set[str]:
     """The names that a statement defines, fixtures by the name that they are given."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        given = {
-            keyword.value.value
-            for decorator in statement.decorator_list
-            if isinstance(decorator, ast.Call)
-            for keyword in decorator.keywords
-            if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
-        }
-        return {statement.name} | given
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {a.asname or a.name.partition(".")[0] for a in statement.names}
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    code = dis.get_instructions(compile(ast.Module([statement], []), "", "exec"))
+    keywords = [key for d in _decorators(statement) for key in getattr(d, "keywords", [])]
+    given = {getattr(key.value, "value", None) for key in keywords if key.arg == "name"}
+    return {step.argval for step in code if step.opname == "STORE_NAME"} | given
 
 
 def _uses(statement: ast.stmt) -> set[str]:
     """The names that a statement needs; arguments may be fixtures."""
-    nodes = list(ast.walk(statement))
-    return {n.id for n in nodes if isinstance(n, ast.Name)} | {
-        n.arg for n in nodes if isinstance(n, ast.arg)
-    }
+    nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name | ast.arg)]
+    return {node.id if isinstance(node, ast.Name) else node.arg for node in nodes}
 
 
 # --- The check ---------------------------------------------------------------------------------
