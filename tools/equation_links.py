@@ -14,6 +14,7 @@ from sphinx.util import logging
 
 from tools import code_links, equations
 from tools.book import ROOT, chapters
+from tools.excerpts import excerpt
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,6 @@ class Links:
             for name in names.get(label, []):
                 found[name].append(label)
         return found
-
-    def digest(self) -> str:
-        """Changes when anything changes that is written on the chapters' pages."""
-        return hashlib.sha256(repr([self.functions, self.tests]).encode()).hexdigest()
 
 
 def first_used() -> dict[str, str]:
@@ -144,7 +141,7 @@ def add_equations(app, what, name, obj, options, lines) -> None:
     text = "\n".join(lines)
     cited = [label for label in equations.CITED.findall(text) if label in links.book]
     added = [label for label in links.of_function.get(name, []) if label not in cited]
-    own = {links.book[label].chapter: 0 for label in links.book if label in [*cited, *added]}
+    own = {links.book[label]: 0 for label in links.book if label in [*cited, *added]}
     chapters = [chapter.labels[0] for chapter in own]
     chapters = [c for c in chapters if f"{c}>`" not in text and f"`{c}`" not in text]
     words = "In the book"
@@ -167,12 +164,12 @@ def write_index(app, docname, source) -> None:
     app.env.note_dependency(str(equations.TABLE))
     links = app.equation_links
     parts = []
-    for chapter in dict.fromkeys(equation.chapter for equation in links.book.values()):
+    for chapter in dict.fromkeys(links.book.values()):
         app.env.note_dependency(str(chapter.path))
         heading = f"## [{chapter.number}. {chapter.title}]({chapter.path.name})"
         parts += ["", heading, "", "| Equation | Code | Test |", "|---|---|---|"]
         for label in chapter.equations:
-            first = f'<span id="row-{label}"></span>{{eq}}`{label}` {links.book[label].name}'
+            first = f'<span id="row-{label}"></span>{{eq}}`{label}` {equations.in_words(label)}'
             row = links.table.equations.get(label, equations.Row())
             code = _code_cell(links.functions.get(label, [])) or row.why
             tests = _test_cell(row.tests) or (row.why if label in links.functions else "")
@@ -214,7 +211,7 @@ def _test_cell(tests: tuple[str, ...]) -> str:
 def test_pages(app):
     """A page for each file of which a test is linked: these tests and what they use."""
     links = app.equation_links
-    if not {INDEX, *(e.chapter.docname for e in links.book.values())} <= app.env.found_docs:
+    if not {INDEX, *(chapter.docname for chapter in links.book.values())} <= app.env.found_docs:
         return  # a draft of a few pages
     files = defaultdict(set)
     for test in links.of_test:
@@ -223,24 +220,24 @@ def test_pages(app):
     highlight = app.builder.highlighter.highlight_block
     for file, names in sorted(files.items()):
         page, _ = test_place(file)
-        excerpt = equations.excerpt(ROOT / file, names)
+        tests, used = excerpt(ROOT / file, names)
         body = (
             f'<div class="test-source"><h1><code>{file}</code></h1>'
             "<p>The tests of this file that check an equation of the book, and what they use."
             f" Run them with <code>python -m pytest {file}</code>.</p>"
         )
-        for name, source in excerpt.tests.items():
+        for name, source in tests.items():
             checked = [
-                f'<a href="{app.builder.get_relative_uri(page, links.book[label].chapter.docname)}'
-                f'#equation-{label}">{_number(app, label)} {links.book[label].name}</a>'
+                f'<a href="{app.builder.get_relative_uri(page, links.book[label].docname)}'
+                f'#equation-{label}">{_number(app, label)} {equations.in_words(label)}</a>'
                 for label in links.of_test[f"{file}::{name}"]
             ]
             body += (
                 f'<section id="{name}"><h2><code>{name}</code></h2>'
                 f"<p>Checks {', '.join(checked)}.</p>{highlight(source, 'python')}</section>"
             )
-        if excerpt.used:
-            code = highlight(excerpt.used, "python")
+        if used:
+            code = highlight(used, "python")
             body += f'<section id="used"><h2>What they use</h2>{code}</section>'
         parents = [{"link": app.builder.get_relative_uri(page, INDEX), "title": "Equations"}]
         yield page, {"parents": parents, "title": file, "body": f"{body}</div>"}, "page.html"
@@ -258,7 +255,9 @@ def _number(app, label: str) -> str:
 
 def start(app, config) -> None:
     app.equation_links = Links()
-    config.equation_links_digest = app.equation_links.digest()
+    # Changes when anything changes that is written on the chapters' pages.
+    written = repr([app.equation_links.functions, app.equation_links.tests])
+    config.equation_links_digest = hashlib.sha256(written.encode()).hexdigest()
 
 
 def check(app, env) -> None:

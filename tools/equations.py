@@ -7,7 +7,6 @@ cannot be found there stands in book/equations.yml. `problems` compares both wit
 from __future__ import annotations
 
 import ast
-import dis
 import importlib
 import inspect
 import re
@@ -35,24 +34,13 @@ PRIMARY = next(iter(PACKAGES))
 CITED = re.compile(r":eq:`([\w-]+)`")
 
 
-@dataclass(frozen=True)
-class Equation:
-    """A numbered equation."""
-
-    label: str
-    chapter: Chapter
-
-    @property
-    def name(self) -> str:
-        """The label in words."""
-        return self.label.removeprefix("eq-").replace("-", " ")
+def equations(root: Path = ROOT) -> dict[str, Chapter]:
+    """The chapters of the numbered equations, in the order of the book."""
+    return {label: chapter for chapter in chapters(root) for label in chapter.equations}
 
 
-def equations(root: Path = ROOT) -> dict[str, Equation]:
-    """The numbered equations of the chapters, in their order."""
-    return {
-        label: Equation(label, chapter) for chapter in chapters(root) for label in chapter.equations
-    }
+def in_words(label: str) -> str:
+    return label.removeprefix("eq-").replace("-", " ")
 
 
 @dataclass(frozen=True)
@@ -66,15 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The content of book/equations.yml.
-
-    Parameters
-    ----------
-    equations : dict
-        A `Row` for each label.
-    functions : dict
-        Why a public function of the primary package has no equation, by its name.
-    """
+    """What book/equations.yml says of labels, and why public functions have no equation."""
 
     equations: dict[str, Row]
     functions: dict[str, str]
@@ -83,19 +63,15 @@ class Table:
 def read_table(path: Path = TABLE) -> Table:
     """Read the table. What stands alone may be written without brackets."""
     content = yaml.safe_load(path.read_text("utf-8"))
-
     rows = {}
     for label, fields in content["equations"].items():
-        if unknown := fields.keys() - Row.__dataclass_fields__.keys():
+        if unknown := fields.keys() - {"functions", "tests", "why"}:
             raise ValueError(f"{label}: expected functions, tests or why, not {sorted(unknown)}")
-        rows[label] = Row(
-            _several(fields.get("functions")), _several(fields.get("tests")), fields.get("why", "")
-        )
+        functions, tests = (fields.get(name, ()) for name in ("functions", "tests"))
+        functions = (functions,) if isinstance(functions, str) else tuple(functions)
+        tests = (tests,) if isinstance(tests, str) else tuple(tests)
+        rows[label] = Row(functions, tests, fields.get("why", ""))
     return Table(rows, content["functions"])
-
-
-def _several(value: str | list[str] | None) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 # --- Functions ---------------------------------------------------------------------------------
@@ -148,88 +124,11 @@ def functions_of(table: Table) -> dict[str, list[str]]:
     return {label: names for label, names in found.items() if names}
 
 
-# --- Tests -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Excerpt:
-    """Tests of a file with what they use of it.
-
-    Parameters
-    ----------
-    tests : dict
-        The source of each test, by name, in the order of the file.
-    used : str
-        The imports, constants, functions and fixtures that these need, in the order of the file.
-    """
-
-    tests: dict[str, str]
-    used: str
-
-
-@cache
-def test_names(path: Path) -> set[str]:
-    """The tests of a file."""
-    if not path.is_file():
-        return set()
-    body = ast.parse(path.read_text("utf-8")).body
-    return {n.name for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
-
-
-def excerpt(path: Path, names: set[str]) -> Excerpt:
-    """Some tests of a file, and nothing of it that they do not use."""
-    text = path.read_text("utf-8")
-    lines = text.splitlines()
-    statements = [(statement, _binds(statement)) for statement in ast.parse(text).body]
-    wanted, tests, used = set(names), {}, []
-    # What is used is mostly defined before, but a function may use one that follows.
-    for statement, bound in 2 * statements[::-1]:
-        if bound & wanted or _is_for_all(statement):
-            wanted |= _uses(statement)
-    for statement, bound in statements:
-        if not (bound & wanted or _is_for_all(statement)):
-            continue
-        first = min([statement.lineno, *(d.lineno for d in _decorators(statement))])
-        while first > 1 and lines[first - 2].startswith("#") and "---" not in lines[first - 2]:
-            first -= 1  # a comment stands above what it is about
-        source = "\n".join(lines[first - 1 : statement.end_lineno])
-        if bound & names:
-            tests[statement.name] = source
-        else:
-            apart = isinstance(statement, ast.FunctionDef | ast.ClassDef)
-            used.append(f"\n\n{source}\n\n" if apart else source)
-    return Excerpt(tests, re.sub(r"\n{4,}", "\n\n\n", "\n".join(used)).strip("\n"))
-
-
-def _decorators(statement: ast.stmt) -> list[ast.expr]:
-    return getattr(statement, "decorator_list", [])
-
-
-def _is_for_all(statement: ast.stmt) -> bool:
-    """Whether a fixture or a mark applies to every test of its file."""
-    marks = "pytestmark" in _binds(statement)
-    return marks or any("autouse" in ast.dump(d) for d in _decorators(statement))
-
-
-def _binds(statement: ast.stmt) -> set[str]:
-    """The names that a statement defines, fixtures by the name that they are given."""
-    code = dis.get_instructions(compile(ast.Module([statement], []), "", "exec"))
-    keywords = [key for d in _decorators(statement) for key in getattr(d, "keywords", [])]
-    given = {getattr(key.value, "value", None) for key in keywords if key.arg == "name"}
-    return {step.argval for step in code if step.opname == "STORE_NAME"} | given
-
-
-def _uses(statement: ast.stmt) -> set[str]:
-    """The names that a statement needs; arguments may be fixtures."""
-    nodes = [node for node in ast.walk(statement) if isinstance(node, ast.Name | ast.arg)]
-    return {node.id if isinstance(node, ast.Name) else node.arg for node in nodes}
-
-
 # --- The check ---------------------------------------------------------------------------------
 
 
 def problems(
-    table: Table, book: Mapping[str, Equation] | None = None, root: Path = ROOT
+    table: Table, book: Mapping[str, Chapter] | None = None, root: Path = ROOT
 ) -> list[str]:
     """What is wrong with the table, each in a sentence."""
     book = equations() if book is None else book
@@ -255,6 +154,15 @@ def problems(
             found.append(f"{name}: says why it has no equation, but has one")
     found += [f"{name}: no such function" for name in table.functions if name not in offered]
     return found
+
+
+@cache
+def test_names(path: Path) -> set[str]:
+    """The tests of a file."""
+    if not path.is_file():
+        return set()
+    body = ast.parse(path.read_text("utf-8")).body
+    return {n.name for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
 
 
 def _faults(row: Row, functions: list[str], root: Path) -> Iterator[str]:

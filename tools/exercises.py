@@ -6,14 +6,12 @@ chapter. Below each exercise stands the line that checks it.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
 
-import latexcodec  # noqa: F401  gives codecs.decode(..., "ulatex")
 import nbformat
 from docutils import nodes
 from nbformat import NotebookNode
@@ -179,12 +177,11 @@ class Names:
 def sources_of(path: Path) -> dict[str, tuple[str, str]]:
     found = {}
     for key, entry in parse_file(str(path)).entries.items():
-        names = [
-            " ".join([*x.prelast_names, *x.last_names]) for x in entry.persons.get("author", [])
+        authors = [
+            " ".join(map(str, person.rich_prelast_names + person.rich_last_names))
+            for person in entry.persons.get("author", [])
         ]
-        if len(names) > 2:
-            names = [f"{names[0]} et al."]
-        authors = codecs.decode(" and ".join(names), "ulatex").replace("{", "").replace("}", "")
+        authors = " and ".join(authors if len(authors) < 3 else [f"{authors[0]} et al."])
         found[key] = authors, entry.fields.get("year", "")
     return found
 
@@ -300,20 +297,16 @@ def offer_notebook(app, doctree) -> None:
         if section[0].astext() != "Exercises":
             continue
         name = f"{Path(docname).name}.ipynb"
-        up = "../" * docname.count("/")
-        # A plain reference would show the file in place of keeping it.
-        link = f'<a class="reference download" download href="{up}exercises/{name}">'
-        offer = nodes.paragraph(classes=["exercise-notebook"])
-        offer += nodes.Text("Just the exercises, with a cell for each answer: ")
-        offer += nodes.raw("", f"{link}download the notebook</a>", format="html")
+        address = f"{'../' * docname.count('/')}exercises/{name}"
+        links = f'<a class="reference download" download href="{address}">download the notebook</a>'
         if colab := colab_link(config(root)["repository"], name):
-            offer += nodes.Text(", or ")
-            offer += nodes.reference("", "open it in Colab", refuri=colab)
-        offer += nodes.Text(
-            ". The call below an exercise checks your answer to it, and says what is wrong and "
-            "where to look."
+            links += f', or <a class="reference external" href="{colab}">open it in Colab</a>'
+        offer = (
+            '<p class="exercise-notebook">Just the exercises, with a cell for each answer: '
+            f"{links}. The call below an exercise checks your answer to it, and says what is wrong "
+            "and where to look.</p>\n"
         )
-        section.insert(1, offer)
+        section.insert(1, nodes.raw("", offer, format="html"))
 
 
 def write_into_site(app, trouble: Exception | None) -> None:
