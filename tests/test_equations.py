@@ -421,9 +421,7 @@ def linked(*cells: str) -> list[list[tuple[str, str]]]:
     return [
         [
             (cell[begin:end], entry.name.removeprefix("lesson_code."))
-            for begin, end, entry in sorted(
-                code_links.places(cell, ENTRIES.find, known), key=lambda place: place[:2]
-            )
+            for begin, end, entry in code_links.places(cell, ENTRIES.find, known)
         ]
         for cell in cells
     ]

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 # Pygments writes a token as one element, and elements are not nested.
@@ -173,14 +173,14 @@ class Names(ast.NodeVisitor):
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_scope
 
 
-def places(text: str, find: Find, known: dict) -> Iterator[tuple[int, int, Entry]]:
+def places(text: str, find: Find, known: dict) -> list[tuple[int, int, Entry]]:
     """Where the links of a cell begin and end, in characters of its text."""
     if text.lstrip().startswith("%%"):  # a program of its own
         known = {}
     try:
         tree = ast.parse(MAGIC.sub("", text))
     except SyntaxError:  # no Python
-        return
+        return []
     names = Names(find, known)
     names.visit(tree)
     lines = text.splitlines(keepends=True)
@@ -189,9 +189,11 @@ def places(text: str, find: Find, known: dict) -> Iterator[tuple[int, int, Entry
         before = lines[line - 1].encode()[:column].decode()  # ast counts bytes
         return sum(map(len, lines[: line - 1])) + len(before)
 
-    for node, entry in names.found:
-        begin = position(node.lineno, node.col_offset)
-        yield begin, position(node.end_lineno, node.end_col_offset), entry
+    found = [
+        (position(node.lineno, node.col_offset), position(node.end_lineno, node.end_col_offset), e)
+        for node, e in names.found
+    ]
+    return sorted(found, key=lambda place: place[:2])
 
 
 def link(code: str, find: Find, known: dict, address: Callable[[Entry], str]) -> str:
@@ -205,8 +207,7 @@ def link(code: str, find: Find, known: dict, address: Callable[[Entry], str]) ->
         ends[position] = index
     pieces = [unit[0] for unit in units]
     seen = set()
-    found = sorted(places("".join(texts), find, known), key=lambda place: place[:2])
-    for begin, end, entry in found:
+    for begin, end, entry in places("".join(texts), find, known):
         if begin not in begins or end not in ends:  # inside a token, such as that of a decorator
             continue
         # The keyboard stops at a name once in each cell.
