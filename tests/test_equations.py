@@ -133,7 +133,7 @@ def test_docstrings_cite_only_equations_of_the_book() -> None:
 # --- Excerpts of tests -------------------------------------------------------------------------
 
 
-def tests_of_files() -> list[tuple[str, frozenset[str]]]:
+def linked_tests() -> list[tuple[str, frozenset[str]]]:
     files: dict[str, set[str]] = {}
     for row in TABLE.equations.values():
         for test in row.tests:
@@ -142,7 +142,7 @@ def tests_of_files() -> list[tuple[str, frozenset[str]]]:
     return [(file, frozenset(names)) for file, names in sorted(files.items())]
 
 
-@pytest.mark.parametrize(("file", "names"), tests_of_files())
+@pytest.mark.parametrize(("file", "names"), linked_tests())
 def test_an_excerpt_has_all_that_it_uses(file: str, names: frozenset[str]) -> None:
     """No name of the file is used without being there; no test is there that was not asked for."""
     tests, used = excerpt(ROOT / file, set(names))
@@ -317,10 +317,10 @@ def test_the_index_has_every_equation(site: Path) -> None:
 def test_only_tests_that_are_linked_are_in_the_site(site: Path) -> None:
     built = {path.relative_to(site).as_posix() for path in (site / "_tests").rglob("*.html")}
     linked = {
-        file.replace("tests/", "_tests/").replace(".py", ".html") for file, _ in tests_of_files()
+        file.replace("tests/", "_tests/").replace(".py", ".html") for file, _ in linked_tests()
     }
     assert built == linked
-    for file, names in tests_of_files():
+    for file, names in linked_tests():
         page = soup(site / file.replace("tests/", "_tests/").replace(".py", ".html"))
         assert set(re.findall(r"def (test_\w+)\(", page.get_text())) == names
 

@@ -165,7 +165,7 @@ def test_pictures_say_how_large_they_are(site: Path) -> None:
             assert re.search(r' width="\d+" height="\d+"', image), f"{page}: {image}"
     # Of a drawing that does not say it, the first size inside would be taken.
     for path in site.glob("_images/*.svg"):
-        assert {"width", "height"} <= ElementTree.parse(path).getroot().keys(), path
+        assert {"width", "height"} <= ElementTree.parse(path).getroot().attrib.keys(), path
 
 
 def test_what_is_kept_together() -> None:
