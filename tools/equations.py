@@ -34,9 +34,9 @@ PRIMARY = next(iter(PACKAGES))
 CITED = re.compile(r":eq:`([\w-]+)`")
 
 
-def equations(root: Path = ROOT) -> dict[str, Chapter]:
+def equations() -> dict[str, Chapter]:
     """The chapters of the numbered equations, in the order of the book."""
-    return {label: chapter for chapter in chapters(root) for label in chapter.equations}
+    return {label: chapter for chapter in chapters() for label in chapter.equations}
 
 
 def in_words(label: str) -> str:
@@ -127,25 +127,20 @@ def functions_of(table: Table) -> dict[str, list[str]]:
 # --- The check ---------------------------------------------------------------------------------
 
 
-def problems(
-    table: Table, book: Mapping[str, Chapter] | None = None, root: Path = ROOT
-) -> list[str]:
+def problems(table: Table, book: Mapping[str, Chapter]) -> list[str]:
     """What is wrong with the table, each in a sentence."""
-    book = equations() if book is None else book
     functions = functions_of(table)
     citations = {name: cited_by(thing) for package in PACKAGES for name, thing in public(package)}
     named = dict.fromkeys([*table.equations, *functions])
     found = [f"{label}: no such equation" for label in named if label not in book]
     for label in book:
         row = table.equations.get(label, Row())
-        found += [f"{label}: {fault}" for fault in _faults(row, functions.get(label, []), root)]
+        found += [f"{label}: {fault}" for fault in _faults(row, functions.get(label, []))]
         derived = [name for name in row.functions if label in citations.get(name, [])]
         found += [f"{label}: the docstring of {name} says so already" for name in derived]
 
     known = {name for names in functions.values() for name in names}
-    offered = [
-        f"{PRIMARY}.{name}" for name in getattr(importlib.import_module(PRIMARY), "__all__", ())
-    ]
+    offered = [f"{PRIMARY}.{name}" for name in importlib.import_module(PRIMARY).__all__]
     for name in offered:
         has_equation = any(f"{other}.".startswith(f"{name}.") for other in known)
         if not has_equation and not table.functions.get(name, "").strip():
@@ -165,7 +160,7 @@ def test_names(path: Path) -> set[str]:
     return {n.name for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
 
 
-def _faults(row: Row, functions: list[str], root: Path) -> Iterator[str]:
+def _faults(row: Row, functions: list[str]) -> Iterator[str]:
     if not functions and not row.why.strip():
         yield "neither a function nor a reason why not"
     if functions and not row.tests and not row.why.strip():
@@ -177,5 +172,5 @@ def _faults(row: Row, functions: list[str], root: Path) -> Iterator[str]:
             yield f"no such function: {name}"
     for test in row.tests:
         file, _, name = test.partition("::")
-        if name not in test_names(root / file):
+        if name not in test_names(ROOT / file):
             yield f"no such test: {test}"
