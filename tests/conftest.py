@@ -91,8 +91,7 @@ def build_book(source: Path, output: Path, **execute: object) -> subprocess.Comp
     """Build a book as `make book` does, with other `execute` settings, to `output/_build/html`."""
     config = yaml.safe_load((source / "_config.yml").read_text(encoding="utf-8"))
     config["execute"] |= execute
-    extensions = config["sphinx"]["local_extensions"]
-    config["sphinx"]["local_extensions"] = dict.fromkeys(extensions, str(source / "tools"))
+    config["sphinx"]["local_extensions"] = {"tools": str(source)}
     output.mkdir(parents=True, exist_ok=True)
     changed = output / "config.yml"
     changed.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")

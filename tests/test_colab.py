@@ -17,7 +17,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 
 import lesson_code
-from tools import exercises, notebooks
+from tools import book, exercises, notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "linear-attention-book"
@@ -27,7 +27,11 @@ COLAB = ["ipykernel", "numpy", "scipy", "torch", "matplotlib", "scikit-learn", "
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for fixture, every, one in (
         ("notebook", notebooks.NOTEBOOKS, "01"),
-        ("chapter", exercises.chapters(ROOT), "03"),  # what it imports is loaded in no time
+        (
+            "chapter",
+            [chapter.path for chapter in book.chapters()],
+            "03",
+        ),  # what it imports is loaded in no time
     ):
         if fixture in metafunc.fixturenames:
             if not metafunc.config.option.all_notebooks:
@@ -181,14 +185,13 @@ def test_a_notebook_of_exercises_runs_alone(
 def test_a_chapter_that_uses_a_gpu_says_what_it_does_without_one() -> None:
     """Its cell that looks for a GPU says so, on the page and in Colab."""
     found = []
-    for path in exercises.chapters(ROOT):
-        cells = nbformat.read(path, as_version=4).cells
-        cells = [cell for cell in cells if cell.cell_type == "code"]
+    for chapter in book.chapters():
+        cells = [cell for cell in chapter.cells if cell.cell_type == "code"]
         looking = [cell for cell in cells if "cuda.is_available" in cell.source]
         if any('"cuda"' in cell.source for cell in cells):
-            assert looking, path
+            assert looking, chapter
         for cell in looking:
-            assert re.search(r"(?m)^[A-Z].*, as there is no GPU\.$", said(cell)), path
+            assert re.search(r"(?m)^[A-Z].*, as there is no GPU\.$", said(cell)), chapter
         found += looking
     assert found
 

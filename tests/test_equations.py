@@ -13,13 +13,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conftest import soup
-from tools import code_links, equations
+from tools import code_links, equations, excerpts
+from tools.excerpts import excerpt
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = equations.equations()
 TABLE = equations.read_table()
 FUNCTIONS = equations.functions_of(TABLE)
-PAGES = sorted({equation.page for equation in BOOK.values()})
+PAGES = sorted({chapter.docname for chapter in BOOK.values()})
 
 
 # --- The table ---------------------------------------------------------------------------------
@@ -38,8 +39,8 @@ def test_equations_are_found() -> None:
         cited |= set(re.findall(r"\{eq\}`([\w-]+)`", path.read_text("utf-8")))
     assert len(cited) > 60
     assert cited <= BOOK.keys()
-    assert BOOK["eq-write"].chapter == "ch-memory"
-    assert BOOK["eq-write"].page == "03_outer_product_memory"
+    assert BOOK["eq-write"].labels[0] == "ch-memory"
+    assert BOOK["eq-write"].docname == "book/03_outer_product_memory"
 
 
 def with_row(label: str, **changes) -> equations.Table:
@@ -132,7 +133,7 @@ def test_docstrings_cite_only_equations_of_the_book() -> None:
 # --- Excerpts of tests -------------------------------------------------------------------------
 
 
-def excerpts() -> list[tuple[str, frozenset[str]]]:
+def linked_tests() -> list[tuple[str, frozenset[str]]]:
     files: dict[str, set[str]] = {}
     for row in TABLE.equations.values():
         for test in row.tests:
@@ -141,16 +142,16 @@ def excerpts() -> list[tuple[str, frozenset[str]]]:
     return [(file, frozenset(names)) for file, names in sorted(files.items())]
 
 
-@pytest.mark.parametrize(("file", "names"), excerpts())
+@pytest.mark.parametrize(("file", "names"), linked_tests())
 def test_an_excerpt_has_all_that_it_uses(file: str, names: frozenset[str]) -> None:
     """No name of the file is used without being there; no test is there that was not asked for."""
-    excerpt = equations.excerpt(ROOT / file, set(names))
-    assert excerpt.tests.keys() == names
-    shown = "\n\n".join([excerpt.used, *excerpt.tests.values()])
+    tests, used = excerpt(ROOT / file, set(names))
+    assert tests.keys() == names
+    shown = "\n\n".join([used, *tests.values()])
     tree = ast.parse(shown)
     whole = ast.parse((ROOT / file).read_text("utf-8"))
-    of_file = set().union(*map(equations._binds, whole.body))
-    there = set().union(*map(equations._binds, tree.body))
+    of_file = set().union(*map(excerpts._binds, whole.body))
+    there = set().union(*map(excerpts._binds, tree.body))
     nodes = list(ast.walk(tree))
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     assert used & of_file <= there
@@ -200,14 +201,14 @@ def test_this(given, x):
     assert given > x
 '''
     )
-    excerpt = equations.excerpt(path, {"test_this"})
-    assert list(excerpt.tests) == ["test_this"]
-    assert excerpt.tests["test_this"].startswith("@pytest.mark.parametrize")
+    tests, used = excerpt(path, {"test_this"})
+    assert list(tests) == ["test_this"]
+    assert tests["test_this"].startswith("@pytest.mark.parametrize")
     for there in ("import math", "import pytest", "def deep", "# A comment of", "fixture_of_it"):
-        assert there in excerpt.used
-    assert "def always" in excerpt.used
+        assert there in used
+    assert "def always" in used
     for left in ("import os", "UNUSED", "test_other", "What is left"):
-        assert left not in excerpt.used
+        assert left not in used
 
 
 # --- The pages ---------------------------------------------------------------------------------
@@ -228,8 +229,8 @@ def target(site: Path, page: str, link: str):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_equation_has_its_links(site: Path, page: str) -> None:
-    name = f"book/{page}.html"
-    labels = [label for label in BOOK if BOOK[label].page == page]
+    name = f"{page}.html"
+    labels = [label for label in BOOK if BOOK[label].docname == page]
     boxes = soup(site / name).select("div.math > .eq-side")
     assert len(boxes) == len(labels)
     for label, box in zip(labels, boxes, strict=True):
@@ -267,9 +268,10 @@ def test_every_function_leads_to_its_equations(site: Path) -> None:
         entry = api[function].find_parent("dl")
         links = [a["href"] for a in entry.select("a.internal")]
         for label in (label for label in FUNCTIONS if function in FUNCTIONS[label]):
-            page = f"{BOOK[label].page}.html"
+            chapter = BOOK[label]
+            page = f"{chapter.path.stem}.html"
             assert f"{page}#equation-{label}" in links, (function, label)
-            assert f"{page}#{BOOK[label].chapter}" in links, (function, label)
+            assert f"{page}#{chapter.labels[0]}" in links, (function, label)
 
 
 def test_what_has_no_equation_has_the_chapter_that_uses_it_first(site: Path) -> None:
@@ -297,9 +299,9 @@ def test_the_index_has_every_equation(site: Path) -> None:
     page = soup(site / "book/equations.html")
     rows = {row.span["id"]: row for row in page.select("tr:has(span[id^=row-])")}
     assert list(rows) == [f"row-{label}" for label in BOOK]
-    for label, equation in BOOK.items():
+    for label, chapter in BOOK.items():
         first, code, test = rows[f"row-{label}"]("td")
-        assert first.a["href"] == f"{equation.page}.html#equation-{label}"
+        assert first.a["href"] == f"{chapter.path.stem}.html#equation-{label}"
         table = TABLE.equations.get(label, equations.Row())
         shown = [a["href"].partition("#")[2] for a in code("a")]
         if label in FUNCTIONS:
@@ -314,9 +316,11 @@ def test_the_index_has_every_equation(site: Path) -> None:
 
 def test_only_tests_that_are_linked_are_in_the_site(site: Path) -> None:
     built = {path.relative_to(site).as_posix() for path in (site / "_tests").rglob("*.html")}
-    linked = {file.replace("tests/", "_tests/").replace(".py", ".html") for file, _ in excerpts()}
+    linked = {
+        file.replace("tests/", "_tests/").replace(".py", ".html") for file, _ in linked_tests()
+    }
     assert built == linked
-    for file, names in excerpts():
+    for file, names in linked_tests():
         page = soup(site / file.replace("tests/", "_tests/").replace(".py", ".html"))
         assert set(re.findall(r"def (test_\w+)\(", page.get_text())) == names
 
@@ -364,10 +368,10 @@ def test_the_table_is_searched_and_lists_of_links_close(site: Path, browser) -> 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_names_in_code_lead_to_the_package(site: Path, page: str) -> None:
-    links = soup(site / f"book/{page}.html").select(".cell_input a.code-link")
+    links = soup(site / f"{page}.html").select(".cell_input a.code-link")
     assert len(links) > 8
     for link in links:
-        file, place = target(site, f"book/{page}.html", link["href"])
+        file, place = target(site, f"{page}.html", link["href"])
         assert file == "book/api.html" and place is not None
         # The link is the end of the name that it leads to, or another name for all of it.
         name = urlsplit(link["href"]).fragment.removeprefix("module-")
@@ -417,7 +421,7 @@ def linked(*cells: str) -> list[list[tuple[str, str]]]:
     return [
         [
             (cell[begin:end], entry.name.removeprefix("lesson_code."))
-            for begin, end, entry in code_links.places(cell, ENTRIES, known)
+            for begin, end, entry in code_links.places(cell, ENTRIES.find, known)
         ]
         for cell in cells
     ]
@@ -502,7 +506,7 @@ def test_links_are_put_around_whole_tokens() -> None:
         '<span class="n">ln</span><span class="o">.</span><span class="n">identity</span>'
         '<span class="p">)</span>\n'
     )
-    found = code_links.link(code, ENTRIES, {}, lambda entry: f"{entry.docname}#{entry.name}")
+    found = code_links.link(code, ENTRIES.find, {}, lambda entry: f"{entry.docname}#{entry.name}")
     assert re.sub("</?a[^>]*>", "", found) == code
     links = re.findall("<a ([^>]*)>(.*?)</a>", found)
     assert len(links) == 2

@@ -35,10 +35,10 @@ from lesson_code.checks.exercises import (
 from lesson_code.checks.exercises._find import MODULES
 from lesson_code.checks.exercises._functions import is_stub
 from tests.conftest import soup
-from tools import exercises, notebooks
+from tools import book, exercises, notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
-CHAPTERS = exercises.chapters(ROOT)
+CHAPTERS = [chapter.path for chapter in book.chapters()]
 LEVELS = ("By hand", "In code", "Open")
 
 
@@ -53,7 +53,7 @@ def chapter(request: pytest.FixtureRequest) -> Path:
 
 
 def parts_of(path: Path) -> list[exercises.Block]:
-    return list(exercises.exercise_parts(nbformat.read(path, as_version=4)))
+    return list(exercises.exercise_parts(book.Chapter(path)))
 
 
 def declared(path: Path) -> dict[str, Exercise]:
@@ -686,18 +686,17 @@ def test_a_hint_below_code_is_a_text(names, tmp_path: Path) -> None:
 
 
 def test_links_and_words(names, tmp_path: Path) -> None:
-    convert = exercises.Converter(names, {"simil": r"\operatorname{sim}"})
-    assert convert.inline("{ref}`chapter 2 <ch-bracket>`") == "chapter 2"
-    assert convert.inline("{ref}`ch-bracket`") == "chapter “The bracket trick”"
-    assert convert.inline("{ref}`ex-memory-code`") == "exercise 3.2"
-    assert convert.inline("{cite:p}`schlag2021`") == "(Schlag et al., 2021)"
-    assert convert.inline("{cite:t}`hopfield1982`") == "Hopfield (1982)"
-    formula = convert.inline(r"$\simil(q)$ and $\similar$")
+    assert names.inline("{ref}`chapter 2 <ch-bracket>`") == "chapter 2"
+    assert names.inline("{ref}`ch-bracket`") == "chapter “The bracket trick”"
+    assert names.inline("{ref}`ex-memory-code`") == "exercise 3.2"
+    assert names.inline("{cite:p}`schlag2021`") == "(Schlag et al., 2021)"
+    assert names.inline("{cite:t}`hopfield1982`") == "Hopfield (1982)"
+    formula = names.inline(r"$\simil(q)$ and $\similar$")
     assert formula == r"$\operatorname{sim}(q)$ and $\similar$"
-    assert convert.inline("{py:func}`~lesson_code.numpy.identity`") == "`identity`"
-    assert "frac{n - 1}{D}" in convert("See {eq}`eq-capacity`.")
+    assert names.inline("{py:func}`~lesson_code.numpy.identity`") == "`identity`"
+    assert "frac{n - 1}{D}" in names.markdown("See {eq}`eq-capacity`.")
     with pytest.raises(KeyError):
-        convert("See {eq}`eq-nowhere`.")
+        names.markdown("See {eq}`eq-nowhere`.")
     notebook = made(CHAPTERS[2], names, address="https://example.org/")
     link = "https://example.org/book/03_outer_product_memory.html"
     assert f"[A memory made of outer products]({link})" in notebook.cells[1].source

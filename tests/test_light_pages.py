@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
+from xml.etree import ElementTree
 
 import pytest
 
 from tools import notebooks
+from tools.light_pages import FORMULA
 
 CHAPTERS = [f"book/{path.stem}.html" for path in notebooks.NOTEBOOKS]
 TEXT = {".html", ".css", ".js", ".svg", ".json"}
@@ -51,6 +53,21 @@ SCROLL = """async () => {
     new Promise(done => image.onload = image.onerror = done)));
   await frame();
   return seen;
+}"""
+# What stands at the beginning of a line, and belongs to the formula before it.
+LOOSE = """async () => {
+  await window.MathJax?.startup?.promise;
+  const loose = [];
+  for (const formula of document.querySelectorAll("span.math:has(mjx-container)")) {
+    const text = formula.nextSibling;
+    if (text?.nodeType !== Node.TEXT_NODE || !/^[,.;:!?)\\]]/.test(text.data)) continue;
+    const range = document.createRange();
+    range.setStart(text, 0);
+    range.setEnd(text, 1);
+    if (range.getBoundingClientRect().left < formula.getBoundingClientRect().right - 1)
+      loose.push(formula.parentElement.closest("p, li, td, dd")?.textContent.slice(0, 80));
+  }
+  return loose;
 }"""
 
 
@@ -146,6 +163,25 @@ def test_pictures_say_how_large_they_are(site: Path) -> None:
     for page in CHAPTERS:
         for image in re.findall(r"<img[^>]*_images/[^>]*>", (site / page).read_text("utf-8")):
             assert re.search(r' width="\d+" height="\d+"', image), f"{page}: {image}"
+    # Of a drawing that does not say it, the first size inside would be taken.
+    for path in site.glob("_images/*.svg"):
+        assert {"width", "height"} <= ElementTree.parse(path).getroot().attrib.keys(), path
+
+
+def test_what_is_kept_together() -> None:
+    formula = '<span class="math notranslate nohighlight">\\(a &lt; b\\)</span>'
+    found = FORMULA.sub(r"<i>\1\2</i>", f"<p>{formula}), {formula} and {formula}.</p>")
+    assert found == f"<p><i>{formula}),</i> {formula} and <i>{formula}.</i></p>"
+
+
+def test_no_line_begins_with_punctuation(site: Path, browser) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    for path in notebooks.NOTEBOOKS[::4]:
+        page.goto((site / "book" / f"{path.stem}.html").as_uri())
+        page.wait_for_selector("span.together mjx-container", state="attached")
+        assert page.evaluate(LOOSE) == [], path.stem
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()
 
 
 # --- The measurements themselves ---------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import legend
 import pytest
-import symbol_search
 from bs4 import BeautifulSoup
+
+from tools import legend, symbol_search
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTER, PLAIN = "book/03_outer_product_memory.html", "genindex.html"  # PLAIN has no formulas

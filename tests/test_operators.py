@@ -10,7 +10,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from operators import (
+
+import lesson_code.numpy as ln
+import lesson_code.torch as lt
+from tests.operators import (
     CALLS,
     CONTRACTS,
     NAMES,
@@ -24,9 +27,6 @@ from operators import (
     options_of,
     to_torch,
 )
-
-import lesson_code.numpy as ln
-import lesson_code.torch as lt
 
 BACKENDS = {"numpy": ln, "torch": lt}
 every_backend = pytest.mark.parametrize("backend", BACKENDS)

@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-import reading_map
-from reading_map import LAYOUTS, SENTENCES, Layout, arrows, head, minutes
 
 from tests.conftest import soup
+from tools import book
+from tools.reading_map import arrows, listing
 
-ROOT = Path(__file__).resolve().parent.parent
-CHAPTERS = {chapter.number: chapter for chapter in reading_map.read_chapters(ROOT)}
-NUMBERS = {chapter.label: number for number, chapter in CHAPTERS.items()}
-INDEX = (ROOT / "book" / "index.md").read_text(encoding="utf-8")
+CHAPTERS = {chapter.number: chapter for chapter in book.chapters()}
+NUMBERS = {chapter.labels[0]: number for number, chapter in CHAPTERS.items()}
+NEEDS = book.needs(list(CHAPTERS.values()))
+INDEX = (book.ROOT / "book" / "index.md").read_text(encoding="utf-8")
 AFTERNOON = [1, 2, 3, 4]
 
 
@@ -39,20 +39,22 @@ def routes() -> dict[str, list[int]]:
 
 
 def test_there_are_all_chapters() -> None:
-    assert list(CHAPTERS) == list(range(1, 19))
+    """In their order, and no notebook is left out."""
+    assert list(CHAPTERS) == list(range(1, 1 + len(list((book.ROOT / "book").glob("*.ipynb")))))
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS.values(), ids=lambda chapter: chapter.label)
+@pytest.mark.parametrize("chapter", CHAPTERS.values(), ids=lambda chapter: chapter.path.stem)
 def test_a_chapter_says_what_it_needs_and_how_long_it_takes(
-    chapter: reading_map.Chapter, site: Path
+    chapter: book.Chapter, site: Path
 ) -> None:
-    assert chapter.needs <= set(range(1, chapter.number)), "it may need earlier chapters alone"
-    assert chapter.needs or chapter.number == 1
+    needs = NEEDS[chapter.number]
+    assert needs <= set(range(1, chapter.number)), "it may need earlier chapters alone"
+    assert needs or chapter.number == 1
     assert 20 <= chapter.minutes <= 90
     assert 1.5 * chapter.minutes < chapter.minutes_with_exercises < 6 * chapter.minutes
     page = soup(site / f"{chapter.docname}.html")
     [paragraph] = page.select("article .chapter-needs")
-    assert SENTENCES.fullmatch(" ".join(paragraph.get_text().split()))
+    assert book.HEAD.fullmatch(" ".join(paragraph.get_text().split()))
     before = paragraph.find_all_previous(["h2", "pre", "figure"])
     assert not [tag for tag in before if page.article in tag.parents], "it stands at the head"
 
@@ -62,13 +64,13 @@ def test_a_chapter_says_what_it_needs_and_how_long_it_takes(
     [("40 minutes", 40), ("an hour", 60), ("two and a half hours", 150), ("three", 180)],
 )
 def test_times(text: str, expected: int) -> None:
-    assert minutes(text) == expected
+    assert book.minutes(text) == expected
 
 
 @pytest.mark.parametrize("text", ["a while", "minutes", "forty minutes", "40", "half an hour"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a time must read like"):
-        minutes(text)
+        book.minutes(text)
 
 
 @pytest.mark.parametrize(
@@ -84,23 +86,10 @@ def test_other_times_are_refused(text: str) -> None:
 )
 def test_other_heads_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a chapter must begin with one paragraph"):
-        head(text)
+        book.head(text)
 
 
 # --- The map -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_every_chapter_has_its_place(layout: Layout) -> None:
-    assert sorted(layout.places) == list(CHAPTERS)
-    assert len(set(layout.places.values())) == len(CHAPTERS), "two chapters in one place"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_arrows_lead_onward(layout: Layout) -> None:
-    for begin, end in arrows(list(CHAPTERS.values())):
-        (column, row), (column_after, row_after) = layout.places[begin], layout.places[end]
-        assert row_after > row or (row_after == row and column_after == column + 1), (begin, end)
 
 
 def test_arrows_say_what_the_sentences_say() -> None:
@@ -110,8 +99,8 @@ def test_arrows_say_what_the_sentences_say() -> None:
         more = pairs | {(a, d) for a, b in pairs for c, d in pairs if b == c}
         return pairs if more == pairs else closure(more)
 
-    drawn = set(arrows(list(CHAPTERS.values())))
-    said = {(begin, end) for end, chapter in CHAPTERS.items() for begin in chapter.needs}
+    drawn = set(arrows(NEEDS))
+    said = {(begin, end) for end, needs in NEEDS.items() for begin in needs}
     assert drawn <= said
     assert closure(drawn) == closure(said)
     for arrow in drawn:
@@ -120,7 +109,7 @@ def test_arrows_say_what_the_sentences_say() -> None:
 
 def test_the_example_in_the_text() -> None:
     assert "chapter 16 also uses chapter 1, of course" in INDEX
-    assert 1 in CHAPTERS[16].needs and (1, 16) not in arrows(list(CHAPTERS.values()))
+    assert 1 in NEEDS[16] and (1, 16) not in arrows(NEEDS)
 
 
 def test_the_map_is_on_the_first_page(site: Path) -> None:
@@ -132,17 +121,22 @@ def test_the_map_is_on_the_first_page(site: Path) -> None:
     for link, chapter in zip(links, CHAPTERS.values(), strict=True):
         words = link.get_text().replace("\xa0", " ")
         assert f"{chapter.number} {chapter.title} {chapter.minutes} min" in words
-    drawings = page.select("nav.reading-map svg")
-    assert len(drawings) == len(LAYOUTS)
-    for drawing in drawings:
-        paths = drawing.find_all("path", recursive=False)
-        assert len(paths) == len(arrows(list(CHAPTERS.values())))
-        assert "Chapter 15 needs 11, 12, 13 and 14." in drawing.desc.get_text()
+        needs = NEEDS[chapter.number]
+        assert words.endswith(f"It needs {listing(needs)}." if needs else "min.")
+    arcs = page.select_one("nav.reading-map svg").find_all("path", recursive=False)
+    assert len(arcs) == len(arrows(NEEDS))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"), [({3}, "3"), ({3, 12}, "3 and 12"), ({12, 3, 7}, "3, 7 and 12")]
+)
+def test_a_list_in_words(numbers: set[int], words: str) -> None:
+    assert listing(numbers) == words
 
 
 @pytest.mark.parametrize("width", [1280, 800, 390, 320])
 def test_the_map_is_legible(site: Path, browser, width: int) -> None:
-    """Titles stay in their boxes, boxes apart from each other, and one drawing is seen."""
+    """Titles stay in their boxes, boxes apart from each other, and arcs end at their boxes."""
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto((site / "book" / "index.html").as_uri())
     boxes = page.evaluate("""() => [...document.querySelectorAll(".reading-map li a")].map(box => {
@@ -155,9 +149,16 @@ def test_the_map_is_legible(site: Path, browser, width: int) -> None:
         lowest: Math.max(...words.map(part => part.bottom)),
         rightmost: Math.max(...words.map(part => part.right))};
     })""")
-    shown = page.locator(".reading-map svg:visible").count()
+    ends = page.evaluate("""() => [...document.querySelectorAll(".reading-map svg > path")].map(
+      path => [0, path.getTotalLength()].map(length => {
+        const {x, y} = path.getPointAtLength(length).matrixTransform(path.getScreenCTM());
+        return [x, y];
+      }))""")
     page.close()
-    assert shown == 1
+    for arrow, places in zip(arrows(NEEDS), ends, strict=True):
+        for number, (x, y) in zip(arrow, places, strict=True):
+            box = boxes[number - 1]
+            assert abs(x - box["left"]) < 4 and box["top"] <= y <= box["bottom"], arrow
     for i, box in enumerate(boxes, start=1):
         assert box["size"] >= 12, f"chapter {i}: small print"
         assert box["lowest"] <= box["bottom"] + 1, f"chapter {i}: its title needs more lines"
@@ -181,7 +182,7 @@ def test_the_routes() -> None:
 def test_a_route_needs_nothing_beside_it(title: str) -> None:
     route = routes()[title]
     for number in route:
-        assert CHAPTERS[number].needs <= set(route), f"chapter {number} needs another one"
+        assert NEEDS[number] <= set(route), f"chapter {number} needs another one"
 
 
 @pytest.mark.parametrize("title", routes())

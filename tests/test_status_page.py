@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import status_page
 from bs4 import BeautifulSoup
 
-from tools import notebooks
+from tools import notebooks, status_page
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = status_page.read_results(ROOT)

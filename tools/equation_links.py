@@ -1,5 +1,4 @@
-"""A Sphinx extension: from an equation to the code that computes it and the test that checks it,
-and back.
+"""From an equation to the code that computes it and the test that checks it, and back.
 
 Beside every numbered equation stand two small links, "code" and "test". Every entry of the
 package's page says which equations and chapters it belongs to. The page book/equations lists all,
@@ -8,15 +7,14 @@ their files. What belongs to what is the business of equations.py.
 """
 
 import hashlib
-import html
-import posixpath
 import re
 from collections import defaultdict
 
-import code_links
-import equations
-import notebooks
 from sphinx.util import logging
+
+from tools import code_links, equations
+from tools.book import ROOT, chapters
+from tools.excerpts import excerpt
 
 logger = logging.getLogger(__name__)
 
@@ -36,31 +34,32 @@ class Links:
         self.book = equations.equations()
         self.functions = equations.functions_of(self.table)
         self.tests = {label: row.tests for label, row in self.table.equations.items()}
-        self.of_function = defaultdict(list)
+        self.of_function = self.turned(self.functions)
+        self.of_test = self.turned(self.tests)
+        self.first_used = first_used()
+
+    def turned(self, names: dict[str, list[str]]) -> dict[str, list[str]]:
+        """The equations by what belongs to them, in the order of the book."""
+        found = defaultdict(list)
         for label in self.book:
-            for name in self.functions.get(label, []):
-                self.of_function[name].append(label)
-        self.of_test = defaultdict(list)
-        for label in self.book:
-            for test in self.tests.get(label, []):
-                self.of_test[test].append(label)
-        self.first_used = first_used({e.page: e.chapter for e in self.book.values()})
-
-    def digest(self) -> str:
-        """Changes when anything changes that is written on the chapters' pages."""
-        return hashlib.sha256(repr([self.functions, self.tests]).encode()).hexdigest()
+            for name in names.get(label, []):
+                found[name].append(label)
+        return found
 
 
-def first_used(chapters: dict[str, str]) -> dict[str, str]:
+def first_used() -> dict[str, str]:
     """The chapter whose code uses a function of the package first, by the function's own name."""
-    package = code_links.Package("lesson_code")
     found = {}
-    for page, chapter in chapters.items():
-        path = equations.TABLE.with_name(f"{page}.ipynb")
+
+    def entry(name: str) -> code_links.Entry | None:
+        thing = code_links.import_name(name) if name.startswith("lesson_code.") else None
+        return thing and code_links.Entry(name, thing)
+
+    for chapter in chapters():
         known = {}
-        for source in notebooks.sources(path, "code"):
-            for _, _, entry in code_links.places(source, package, known):
-                found.setdefault(code_links.own_name(entry.object), chapter)
+        for source in chapter.sources("code"):
+            for _, _, used in code_links.places(source, entry, known):
+                found.setdefault(code_links.own_name(used.object), chapter.labels[0])
     found.pop(None, None)  # what has no name of its own, such as a number
     return found
 
@@ -82,50 +81,47 @@ def add_links(app, pagename, templatename, context, doctree) -> None:
     if doctree is None or not complete or "eqno" not in context.get("body", ""):
         return
     links = app.equation_links
-    objects = app.env.get_domain("py").objects
+    documented = app.env.get_domain("py").objects
 
-    def code(name: str) -> tuple[str, str, str]:
-        address = f"{app.builder.get_relative_uri(pagename, API)}#{objects[name].node_id}"
-        package = equations.PACKAGES.get(equations.package_of(name), "")
-        return equations.short_name(name), address, package
-
-    def test(place: str) -> tuple[str, str, str]:
-        page, name = test_place(place)
-        return name, f"{app.builder.get_relative_uri(pagename, page)}#{name}", ""
+    def address(page: str, anchor: str) -> str:
+        return f"{app.builder.get_relative_uri(pagename, page)}#{anchor}"
 
     def beside(found: re.Match) -> str:
         number, label = found.groups()
-        both = [
-            ("code", [code(name) for name in links.functions.get(label, []) if name in objects]),
-            ("test", [test(place) for place in links.tests.get(label, [])]),
-        ]
-        parts = "".join(_link(word, number, targets) for word, targets in both if targets)
+        code, tests = defaultdict(list), defaultdict(list)
+        for name in links.functions.get(label, []):
+            if name in documented:
+                place = address(API, documented[name].node_id)
+                package = equations.PACKAGES.get(equations.package_of(name), "")
+                code[equations.short_name(name)].append((place, package))
+        for test in links.tests.get(label, []):
+            page, name = test_place(test)
+            tests[name].append((address(page, name), ""))
+        parts = _link(f"code of equation {number}", "functions", code)
+        parts += _link(f"test of equation {number}", "tests", tests)
         if not parts:
-            address = f"{app.builder.get_relative_uri(pagename, INDEX)}#row-{label}"
             words = f"no code of equation {number}: why"
-            parts = f'<a href="{address}" aria-label="{words}">no code</a>'
+            parts = f'<a href="{address(INDEX, f"row-{label}")}" aria-label="{words}">no code</a>'
         return f'<div class="eq-side">{found[0]}<div class="eq-links">{parts}</div></div>'
 
     context["body"] = NUMBER.sub(beside, context["body"])
 
 
-def _link(word: str, number: str, targets: list[tuple[str, str, str]]) -> str:
-    """One link, or a list of links that opens."""
-    label = f"{word} of equation {number}: "
-    if len(targets) == 1:
-        [(name, address, _)] = targets
-        name = html.escape(name)
-        return f'<a href="{address}" aria-label="{label}{name}" title="{name}">{word}</a>'
-    places = defaultdict(list)  # a function that several packages have is named once
-    for name, address, note in targets:
-        places[name].append((address, html.escape(note)))
+def _link(label: str, kind: str, places: dict[str, list[tuple[str, str]]]) -> str:
+    """One link, or a list that opens, where a name that several packages have is named once."""
+    word = label[:4]
+    count = sum(map(len, places.values()))
+    if not count:
+        return ""
+    if count == 1:
+        [(name, [(address, _)])] = places.items()
+        return f'<a href="{address}" aria-label="{label}: {name}" title="{name}">{word}</a>'
     items = ""
     for name, [(address, note), *others] in places.items():
-        others = "".join(f', <a href="{other}">{package}</a>' for other, package in others)
-        items += f'<li><a href="{address}"><code>{html.escape(name)}</code></a> {note}{others}</li>'
-    label += f"{len(targets)} {'functions' if word == 'code' else 'tests'}"
+        also = "".join(f', <a href="{other}">{package}</a>' for other, package in others)
+        items += f'<li><a href="{address}"><code>{name}</code></a> {note}{also}</li>'
     return (
-        f'<details name="eq-links"><summary aria-label="{label}">{word}</summary>'
+        f'<details name="eq-links"><summary aria-label="{label}: {count} {kind}">{word}</summary>'
         f"<ul>{items}</ul></details>"
     )
 
@@ -145,9 +141,9 @@ def add_equations(app, what, name, obj, options, lines) -> None:
     text = "\n".join(lines)
     cited = [label for label in equations.CITED.findall(text) if label in links.book]
     added = [label for label in links.of_function.get(name, []) if label not in cited]
-    chapters = {links.book[label].chapter for label in [*cited, *added]}
-    chapters = [e.chapter for e in links.book.values() if e.chapter in chapters]
-    chapters = [c for c in dict.fromkeys(chapters) if f"{c}>`" not in text and f"`{c}`" not in text]
+    own = {links.book[label]: 0 for label in links.book if label in [*cited, *added]}
+    chapters = [chapter.labels[0] for chapter in own]
+    chapters = [c for c in chapters if f"{c}>`" not in text and f"`{c}`" not in text]
     words = "In the book"
     if not cited and not added and code_links.own_name(obj) in links.first_used:
         words, chapters = "First used in", [links.first_used[code_links.own_name(obj)]]
@@ -168,17 +164,16 @@ def write_index(app, docname, source) -> None:
     app.env.note_dependency(str(equations.TABLE))
     links = app.equation_links
     parts = []
-    page = None
-    for label, equation in links.book.items():
-        if equation.page != page:
-            page = equation.page
-            app.env.note_dependency(f"{app.srcdir}/book/{page}.ipynb")
-            number = int(page.partition("_")[0])
-            parts += ["", f"## [{number}. {equation.title}]({page}.ipynb)", ""]
-            parts += ["| Equation | Code | Test |", "|---|---|---|"]
-        first = f'<span id="row-{label}"></span>{{eq}}`{label}` {equation.name}'
-        cells = [first, _code_cell(links, label)]
-        parts.append(f"| {' | '.join([*cells, _test_cell(links, label)])} |")
+    for chapter in dict.fromkeys(links.book.values()):
+        app.env.note_dependency(str(chapter.path))
+        heading = f"## [{chapter.number}. {chapter.title}]({chapter.path.name})"
+        parts += ["", heading, "", "| Equation | Code | Test |", "|---|---|---|"]
+        for label in chapter.equations:
+            first = f'<span id="row-{label}"></span>{{eq}}`{label}` {equations.in_words(label)}'
+            row = links.table.equations.get(label, equations.Row())
+            code = _code_cell(links.functions.get(label, [])) or row.why
+            tests = _test_cell(row.tests) or (row.why if label in links.functions else "")
+            parts.append(f"| {first} | {code} | {tests} |")
     parts += ["", "## Functions without an equation", "", "| Function | Why |", "|---|---|"]
     parts += [f"| {_entry(name)} | {why} |" for name, why in links.table.functions.items()]
     source[0] = source[0].replace(MARKER, "\n".join(parts))
@@ -188,33 +183,25 @@ def _entry(name: str, title: str = "") -> str:
     return f"{{py:obj}}`{title or equations.short_name(name)} <{name}>`"
 
 
-def _code_cell(links: Links, label: str) -> str:
+def _code_cell(functions: list[str]) -> str:
     """Functions; one that other packages have too, under the same name, is named once."""
     by_name = defaultdict(list)
-    for name in links.functions.get(label, []):
+    for name in functions:
         by_name[equations.short_name(name)].append(name)
     shown = []
     for short, (first, *others) in by_name.items():
         package = equations.package_of(first)
         title = short if package in ("", equations.PRIMARY) else f"{package[12:]}.{short}"
         also = [_entry(name, equations.package_of(name)[12:]) for name in others]
-        shown.append(f"{_entry(first, title)} {' '.join(also)}".strip())
-    if not shown:
-        return links.table.equations[label].why if label in links.table.equations else ""
+        shown.append(" ".join([_entry(first, title), *also]))
     return "<br>".join(shown)
 
 
-def _test_cell(links: Links, label: str) -> str:
-    tests = links.tests.get(label, [])
-    if not tests:
-        row = links.table.equations.get(label)
-        return row.why if row and links.functions.get(label) else ""
+def _test_cell(tests: tuple[str, ...]) -> str:
     shown = []
-    for test in tests:
-        page, name = test_place(test)
-        address = f"{posixpath.relpath(page, posixpath.dirname(INDEX))}.html#{name}"
+    for page, name in map(test_place, tests):
         words = name.removeprefix("test_").replace("_", " ")
-        shown.append(f'<a href="{address}">{html.escape(words)}</a>')
+        shown.append(f'<a href="../{page}.html#{name}">{words}</a>')
     return "<br>".join(shown)
 
 
@@ -224,9 +211,8 @@ def _test_cell(links: Links, label: str) -> str:
 def test_pages(app):
     """A page for each file of which a test is linked: these tests and what they use."""
     links = app.equation_links
-    pages = {f"book/{equation.page}" for equation in links.book.values()}
-    if not {INDEX, *pages} <= app.env.found_docs:  # a draft of a few pages
-        return
+    if not {INDEX, *(chapter.docname for chapter in links.book.values())} <= app.env.found_docs:
+        return  # a draft of a few pages
     files = defaultdict(set)
     for test in links.of_test:
         file, _, name = test.partition("::")
@@ -234,38 +220,27 @@ def test_pages(app):
     highlight = app.builder.highlighter.highlight_block
     for file, names in sorted(files.items()):
         page, _ = test_place(file)
-
-        def address(target: str, anchor: str, page: str = page) -> str:
-            return f"{app.builder.get_relative_uri(page, target)}#{anchor}"
-
-        excerpt = equations.excerpt(equations.ROOT / file, names)
-        parts = [
-            f"<h1><code>{file}</code></h1>",
+        tests, used = excerpt(ROOT / file, names)
+        body = (
+            f'<div class="test-source"><h1><code>{file}</code></h1>'
             "<p>The tests of this file that check an equation of the book, and what they use."
-            f" Run them with <code>python -m pytest {file}</code>.</p>",
-        ]
-        for name, source in excerpt.tests.items():
-            checked = ", ".join(
-                f'<a href="{address("book/" + links.book[label].page, f"equation-{label}")}">'
-                f"{_number(app, label)} {html.escape(links.book[label].name)}</a>"
+            f" Run them with <code>python -m pytest {file}</code>.</p>"
+        )
+        for name, source in tests.items():
+            checked = [
+                f'<a href="{app.builder.get_relative_uri(page, links.book[label].docname)}'
+                f'#equation-{label}">{_number(app, label)} {equations.in_words(label)}</a>'
                 for label in links.of_test[f"{file}::{name}"]
+            ]
+            body += (
+                f'<section id="{name}"><h2><code>{name}</code></h2>'
+                f"<p>Checks {', '.join(checked)}.</p>{highlight(source, 'python')}</section>"
             )
-            parts += [
-                f'<section id="{name}"><h2><code>{name}</code></h2>',
-                f"<p>Checks {checked}.</p>",
-                highlight(source, "python"),
-                "</section>",
-            ]
-        if excerpt.used:
-            parts += [
-                '<section id="used"><h2>What they use</h2>',
-                highlight(excerpt.used, "python"),
-                "</section>",
-            ]
+        if used:
+            code = highlight(used, "python")
+            body += f'<section id="used"><h2>What they use</h2>{code}</section>'
         parents = [{"link": app.builder.get_relative_uri(page, INDEX), "title": "Equations"}]
-        body = f'<div class="test-source">{"".join(parts)}</div>'
-        context = {"parents": parents, "title": file, "body": body}
-        yield page, context, "page.html"
+        yield page, {"parents": parents, "title": file, "body": f"{body}</div>"}, "page.html"
 
 
 def _number(app, label: str) -> str:
@@ -280,23 +255,25 @@ def _number(app, label: str) -> str:
 
 def start(app, config) -> None:
     app.equation_links = Links()
-    config.equation_links_digest = app.equation_links.digest()
+    # Changes when anything changes that is written on the chapters' pages.
+    written = repr([app.equation_links.functions, app.equation_links.tests])
+    config.equation_links_digest = hashlib.sha256(written.encode()).hexdigest()
 
 
 def check(app, env) -> None:
     """A table that does not fit the book is a warning, and so an error of a strict build."""
     links = app.equation_links
     for problem in equations.problems(links.table, links.book):
-        logger.warning("%s: %s", equations.TABLE.relative_to(equations.ROOT), problem)
+        logger.warning("%s: %s", equations.TABLE.relative_to(ROOT), problem)
     if API in env.found_docs:
         objects = env.get_domain("py").objects
         for name in sorted(links.of_function.keys() - objects.keys()):
             logger.warning("%s computes an equation, but is not on the page %s", name, API)
 
 
-def setup(app):
+def setup(app) -> None:
     if not equations.TABLE.exists():  # another book, such as those of the tests
-        return {"parallel_read_safe": True, "parallel_write_safe": True}
+        return
     app.add_css_file("equations.css", priority=850)  # after the theme's
     app.add_js_file("equations.js", loading_method="defer")
     app.add_config_value("equation_links_digest", "", "html")
@@ -307,4 +284,3 @@ def setup(app):
     app.connect("env-check-consistency", check)
     app.connect("html-page-context", add_links)
     app.connect("html-collect-pages", test_pages)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

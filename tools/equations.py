@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import notebooks
 import yaml
-from code_links import import_name
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.book import ROOT, Chapter, chapters
+from tools.code_links import import_name
+
 TABLE = ROOT / "book" / "equations.yml"
 
 # Where functions compute what they cite, in the order in which they are shown. (Those of
@@ -32,34 +32,15 @@ PACKAGES = {
 }
 PRIMARY = next(iter(PACKAGES))
 CITED = re.compile(r":eq:`([\w-]+)`")
-LABEL = re.compile(r"\$\$ *\(([\w-]+)\)$")
 
 
-@dataclass(frozen=True)
-class Equation:
-    """A numbered equation: its label, and the page, label and title of its chapter."""
-
-    label: str
-    page: str
-    chapter: str
-    title: str
-
-    @property
-    def name(self) -> str:
-        """The label in words."""
-        return self.label.removeprefix("eq-").replace("-", " ")
+def equations() -> dict[str, Chapter]:
+    """The chapters of the numbered equations, in the order of the book."""
+    return {label: chapter for chapter in chapters() for label in chapter.equations}
 
 
-def equations(book: Path = ROOT / "book") -> dict[str, Equation]:
-    """The numbered equations of the chapters, in their order."""
-    found = {}
-    for path in sorted(book.glob("[0-9]*.ipynb")):
-        text = "\n".join(notebooks.sources(path, "markdown"))
-        chapter = re.search(r"^\((ch-[\w-]+)\)=\n# (.*)$", text, re.MULTILINE)
-        for line in text.splitlines():
-            if label := LABEL.search(line):
-                found[label[1]] = Equation(label[1], path.stem, *chapter.groups())
-    return found
+def in_words(label: str) -> str:
+    return label.removeprefix("eq-").replace("-", " ")
 
 
 @dataclass(frozen=True)
@@ -73,15 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The content of book/equations.yml.
-
-    Parameters
-    ----------
-    equations : dict
-        A `Row` for each label.
-    functions : dict
-        Why a public function of the primary package has no equation, by its name.
-    """
+    """What book/equations.yml says of labels, and why public functions have no equation."""
 
     equations: dict[str, Row]
     functions: dict[str, str]
@@ -90,18 +63,14 @@ class Table:
 def read_table(path: Path = TABLE) -> Table:
     """Read the table. What stands alone may be written without brackets."""
     content = yaml.safe_load(path.read_text("utf-8"))
-
-    def row(label: str, fields: Mapping) -> Row:
-        if unknown := fields.keys() - Row.__dataclass_fields__.keys():
+    rows = {}
+    for label, fields in content["equations"].items():
+        if unknown := fields.keys() - {"functions", "tests", "why"}:
             raise ValueError(f"{label}: expected functions, tests or why, not {sorted(unknown)}")
-        several = {
-            name: (value,) if isinstance(value, str) else tuple(value)
-            for name, value in fields.items()
-            if name != "why"
-        }
-        return Row(**several, why=fields.get("why", ""))
-
-    rows = {label: row(label, fields) for label, fields in content["equations"].items()}
+        functions, tests = (fields.get(name, ()) for name in ("functions", "tests"))
+        functions = (functions,) if isinstance(functions, str) else tuple(functions)
+        tests = (tests,) if isinstance(tests, str) else tuple(tests)
+        rows[label] = Row(functions, tests, fields.get("why", ""))
     return Table(rows, content["functions"])
 
 
@@ -155,23 +124,31 @@ def functions_of(table: Table) -> dict[str, list[str]]:
     return {label: names for label, names in found.items() if names}
 
 
-# --- Tests -------------------------------------------------------------------------------------
+# --- The check ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Excerpt:
-    """Tests of a file with what they use of it.
+def problems(table: Table, book: Mapping[str, Chapter]) -> list[str]:
+    """What is wrong with the table, each in a sentence."""
+    functions = functions_of(table)
+    citations = {name: cited_by(thing) for package in PACKAGES for name, thing in public(package)}
+    named = dict.fromkeys([*table.equations, *functions])
+    found = [f"{label}: no such equation" for label in named if label not in book]
+    for label in book:
+        row = table.equations.get(label, Row())
+        found += [f"{label}: {fault}" for fault in _faults(row, functions.get(label, []))]
+        derived = [name for name in row.functions if label in citations.get(name, [])]
+        found += [f"{label}: the docstring of {name} says so already" for name in derived]
 
-    Parameters
-    ----------
-    tests : dict
-        The source of each test, by name, in the order of the file.
-    used : str
-        The imports, constants, functions and fixtures that these need, in the order of the file.
-    """
-
-    tests: dict[str, str]
-    used: str
+    known = {name for names in functions.values() for name in names}
+    offered = [f"{PRIMARY}.{name}" for name in importlib.import_module(PRIMARY).__all__]
+    for name in offered:
+        has_equation = any(f"{other}.".startswith(f"{name}.") for other in known)
+        if not has_equation and not table.functions.get(name, "").strip():
+            found.append(f"{name}: neither an equation nor a reason why not")
+        if has_equation and name in table.functions:
+            found.append(f"{name}: says why it has no equation, but has one")
+    found += [f"{name}: no such function" for name in table.functions if name not in offered]
+    return found
 
 
 @cache
@@ -183,108 +160,7 @@ def test_names(path: Path) -> set[str]:
     return {n.name for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")}
 
 
-def excerpt(path: Path, names: set[str]) -> Excerpt:
-    """Some tests of a file, and nothing of it that they do not use."""
-    text = path.read_text("utf-8")
-    lines = text.splitlines()
-    statements = ast.parse(text).body
-    wanted, tests, used = set(names), {}, {}
-    # What is used is mostly defined before, but a function may use one that follows.
-    for _ in range(2):
-        for statement in reversed(statements):
-            if _binds(statement) & wanted or _is_for_all(statement):
-                wanted |= _uses(statement)
-    for statement in statements:
-        bound = _binds(statement)
-        if not (bound & wanted or _is_for_all(statement)):
-            continue
-        first = min([statement.lineno] + [d.lineno for d in _decorators(statement)])
-        while first > 1 and lines[first - 2].startswith("#") and "---" not in lines[first - 2]:
-            first -= 1  # a comment stands above what it is about
-        source = "\n".join(lines[first - 1 : statement.end_lineno])
-        if bound & names:
-            tests[statement.name] = source
-        else:
-            used[first] = source, statement
-    pieces = []
-    for source, statement in used.values():
-        apart = isinstance(statement, ast.FunctionDef | ast.ClassDef)
-        pieces.append(f"\n\n{source}\n\n" if apart else source)
-    joined = re.sub(r"\n{4,}", "\n\n\n", "\n".join(pieces))
-    return Excerpt(tests, joined.strip("\n"))
-
-
-def _decorators(statement: ast.stmt) -> list[ast.expr]:
-    return getattr(statement, "decorator_list", [])
-
-
-def _is_for_all(statement: ast.stmt) -> bool:
-    """Whether a fixture or a mark applies to every test of its file."""
-    marks = "pytestmark" in _binds(statement)
-    return marks or any("autouse" in ast.dump(d) for d in _decorators(statement))
-
-
-def _binds(statement: ast.stmt) -> set[str]:
-    """The names that a statement defines, fixtures by the name that they are given."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        given = {
-            keyword.value.value
-            for decorator in statement.decorator_list
-            if isinstance(decorator, ast.Call)
-            for keyword in decorator.keywords
-            if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
-        }
-        return {statement.name} | given
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {a.asname or a.name.partition(".")[0] for a in statement.names}
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-
-
-def _uses(statement: ast.stmt) -> set[str]:
-    """The names that a statement needs; arguments may be fixtures."""
-    nodes = list(ast.walk(statement))
-    return {n.id for n in nodes if isinstance(n, ast.Name)} | {
-        n.arg for n in nodes if isinstance(n, ast.arg)
-    }
-
-
-# --- The check ---------------------------------------------------------------------------------
-
-
-def problems(
-    table: Table, book: Mapping[str, Equation] | None = None, root: Path = ROOT
-) -> list[str]:
-    """What is wrong with the table, each in a sentence."""
-    book = equations() if book is None else book
-    functions = functions_of(table)
-    citations = {name: cited_by(thing) for package in PACKAGES for name, thing in public(package)}
-    named = dict.fromkeys([*table.equations, *functions])
-    found = [f"{label}: no such equation" for label in named if label not in book]
-    for label in book:
-        row = table.equations.get(label, Row())
-        found += [f"{label}: {fault}" for fault in _faults(row, functions.get(label, []), root)]
-        derived = [name for name in row.functions if label in citations.get(name, [])]
-        found += [f"{label}: the docstring of {name} says so already" for name in derived]
-
-    known = {name for names in functions.values() for name in names}
-    offered = [
-        f"{PRIMARY}.{name}" for name in getattr(importlib.import_module(PRIMARY), "__all__", ())
-    ]
-    for name in offered:
-        has_equation = any(f"{other}.".startswith(f"{name}.") for other in known)
-        if not has_equation and not table.functions.get(name, "").strip():
-            found.append(f"{name}: neither an equation nor a reason why not")
-        if has_equation and name in table.functions:
-            found.append(f"{name}: says why it has no equation, but has one")
-    found += [f"{name}: no such function" for name in table.functions if name not in offered]
-    return found
-
-
-def _faults(row: Row, functions: list[str], root: Path) -> Iterator[str]:
+def _faults(row: Row, functions: list[str]) -> Iterator[str]:
     if not functions and not row.why.strip():
         yield "neither a function nor a reason why not"
     if functions and not row.tests and not row.why.strip():
@@ -296,5 +172,5 @@ def _faults(row: Row, functions: list[str], root: Path) -> Iterator[str]:
             yield f"no such function: {name}"
     for test in row.tests:
         file, _, name = test.partition("::")
-        if name not in test_names(root / file):
+        if name not in test_names(ROOT / file):
             yield f"no such test: {test}"

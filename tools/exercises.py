@@ -1,36 +1,33 @@
 """The notebooks of exercises: one for each chapter, without solutions, made from the chapter.
 
-python tools/exercises.py [FOLDER]   write them all, into _build/exercises by default
-
-As a Sphinx extension it writes them into the site's folder `exercises`, offers them at the heading
-"Exercises" of each chapter, and puts below each exercise the line that checks it.
+They are written into the site's folder `exercises` and offered at the heading "Exercises" of each
+chapter. Below each exercise stands the line that checks it.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 
-import latexcodec  # noqa: F401  gives codecs.decode(..., "ulatex")
 import nbformat
-import notebooks
-import yaml
+from docutils import nodes
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pybtex.database import parse_file
 
 from lesson_code.checks.exercises import Exercise, find_exercise
+from tools import notebooks
+from tools.book import ROOT, Chapter, chapters, config
 
-ROOT = Path(__file__).resolve().parent.parent
 SETUP = "exercise-setup"
-METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
+DIRECTIVE = re.compile(
+    r"^(?P<fence>(?P<mark>[`:])(?P=mark){2,})\{(?P<kind>[\w:-]+)\} *(?P<argument>.*)\n"
+    r"(?P<options>(?::[\w-]+:.*\n)*)(?P<content>(?:.*\n)*?)(?P=fence)(?P=mark)*\s*$",
+    re.MULTILINE,
+)
 
 
 # --- Reading a chapter -------------------------------------------------------------------------
@@ -48,50 +45,36 @@ class Block:
 
 def blocks_of(text: str) -> Iterator[Block]:
     """Split MyST into text and directives; what a directive contains is not split further."""
-    lines, plain = iter(text.splitlines()), []
-    for line in lines:
-        opening = re.match(r"(`{3,}|:{3,})\{([\w:-]+)\} *(.*)$", line)
-        if not opening:
-            plain.append(line)
-            continue
-        if "".join(plain).strip():
-            yield Block("text", "\n".join(plain).strip())
-        plain = []
-        fence, kind, argument = opening.groups()
-        end = re.compile(re.escape(fence) + re.escape(fence[0]) + r"*\s*$")
-        content = []
-        for line in lines:
-            if end.match(line):
-                break
-            content.append(line)
-        options = {}
-        while content and (option := re.match(r":([\w-]+): *(.*)$", content[0])):
-            options[option[1]] = option[2]
-            content.pop(0)
-        yield Block(kind, "\n".join(content).strip(), argument.strip(), options)
-    if "".join(plain).strip():
-        yield Block("text", "\n".join(plain).strip())
+    begin = 0
+    for found in [*DIRECTIVE.finditer(text), None]:
+        if plain := text[begin : found.start() if found else None].strip():
+            yield Block("text", plain)
+        if found:
+            options = dict(re.findall(r":([\w-]+): *(.*)", found["options"]))
+            argument, content = found["argument"].strip(), found["content"].strip()
+            yield Block(found["kind"], content, argument, options)
+            begin = found.end()
 
 
-def exercise_parts(notebook: NotebookNode) -> Iterator[Block]:
+def chapter_blocks(chapter: Chapter) -> Iterator[Block]:
+    for cell in chapter.cells:
+        if cell.cell_type == "markdown":
+            yield from blocks_of(cell.source)
+        else:
+            yield Block("code", cell.source)
+
+
+def exercise_parts(chapter: Chapter) -> Iterator[Block]:
     """What a chapter has from its first exercise on, without the solutions.
 
     Code that belongs to an exercise is a block of kind "code", the place of an answer one of kind
     "solution-start".
     """
-    started = solving = False
-    for cell in notebook.cells:
-        if cell.cell_type != "markdown":
-            if started and not solving:
-                yield Block("code", cell.source)
-            continue
-        for block in blocks_of(cell.source):
-            started = started or block.kind == "exercise"
-            if block.kind == "solution-end":
-                solving = False
-                continue
-            if not started or solving:
-                continue
+    solving = False
+    for block in dropwhile(lambda block: block.kind != "exercise", chapter_blocks(chapter)):
+        if block.kind == "solution-end":
+            solving = False
+        elif not solving:
             heading = re.search(r"(?m)^##? ", block.text) if block.kind == "text" else None
             if heading:  # another section begins
                 block.text = block.text[: heading.start()].strip()
@@ -102,9 +85,12 @@ def exercise_parts(notebook: NotebookNode) -> Iterator[Block]:
             solving = block.kind == "solution-start"
 
 
+# --- MyST as plain Markdown --------------------------------------------------------------------
+
+
 @dataclass
 class Names:
-    """What is the same for all chapters: what labels stand for, in words, and the settings."""
+    """Knows what labels stand for, and so turns MyST into Markdown that any notebook shows."""
 
     words: dict[str, str]  # chapters, sections, exercises, figures
     equations: dict[str, tuple[str, str]]  # number and formula
@@ -114,74 +100,31 @@ class Names:
 
     @classmethod
     def of(cls, root: Path) -> Names:
-        config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
-        macros = config["sphinx"]["config"]["mathjax3_config"]["tex"]["macros"]
         words, equations = {}, {}
-        for path in chapters(root):
-            number, count = int(path.name[:2]), 0
-            notebook = nbformat.read(path, as_version=4)
-            for cell in notebook.cells:
-                figure = cell.metadata.get("mystnb", {}).get("figure", {})
-                if "name" in figure:
+        for chapter in chapters(root):
+            for cell in chapter.cells:
+                if figure := cell.metadata.get("mystnb", {}).get("figure"):
                     words[figure["name"]] = f"the figure “{figure['caption'].rstrip('.')}”"
-                if cell.cell_type != "markdown":
-                    continue
-                for label, mark, title in re.findall(
-                    r"(?m)^\(([\w-]+)\)=\n(#+) +(.*)$", cell.source
-                ):
-                    kind = "chapter" if mark == "#" else "the section"
-                    words[label] = f"{kind} “{title}”"
-                formulas = re.findall(r"(?s)\$\$\n?(.*?)\$\$(?: *\(([\w-]+)\))?", cell.source)
-                for formula, label in formulas:
-                    if label:
-                        n = sum(known.startswith(f"{number}.") for known, _ in equations.values())
-                        equations[label] = f"{number}.{n + 1}", formula.strip()
-                for block in blocks_of(cell.source):
-                    if block.kind == "exercise":
-                        count += 1
-                        words[block.options["label"]] = f"exercise {number}.{count}"
+            headings = re.findall(r"(?m)^\(([\w-]+)\)=\n(#+) +(.*)$", chapter.text)
+            for label, mark, title in headings:
+                words[label] = f"{'chapter' if mark == '#' else 'the section'} “{title}”"
+            for n, (label, formula) in enumerate(chapter.equations.items(), start=1):
+                equations[label] = f"{chapter.number}.{n}", formula
+            exercises = [block for block in blocks_of(chapter.text) if block.kind == "exercise"]
+            for n, exercise in enumerate(exercises, start=1):
+                words[exercise.options["label"]] = f"exercise {chapter.number}.{n}"
+        settings = config(root)
+        macros = settings["sphinx"]["config"]["mathjax3_config"]["tex"]["macros"]
         sources = sources_of(root / "book" / "references.bib")
-        return cls(words, equations, sources, macros, config["repository"])
+        return cls(words, equations, sources, macros, settings["repository"])
 
-
-def sources_of(path: Path) -> dict[str, tuple[str, str]]:
-    found = {}
-    for key, entry in parse_file(str(path)).entries.items():
-        names = [
-            " ".join([*x.prelast_names, *x.last_names]) for x in entry.persons.get("author", [])
-        ]
-        if len(names) > 2:
-            names = [f"{names[0]} et al."]
-        authors = codecs.decode(" and ".join(names), "ulatex").replace("{", "").replace("}", "")
-        found[key] = authors, entry.fields.get("year", "")
-    return found
-
-
-def chapters(root: Path = ROOT) -> list[Path]:
-    return sorted(path for path in (root / "book").glob("*.ipynb") if path.name[:2].isdigit())
-
-
-def title_of(notebook: NotebookNode) -> str:
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.search(r"(?m)^# +(.*)$", text)[1]
-
-
-# --- MyST as plain Markdown --------------------------------------------------------------------
-
-
-class Converter:
-    """Turns MyST into Markdown that any notebook shows."""
-
-    def __init__(self, names: Names, macros: dict[str, str]):
-        self.names, self.macros = names, macros
-
-    def __call__(self, text: str) -> str:
-        """The text, and below it the equations that it refers to."""
+    def markdown(self, text: str) -> str:
+        """A text, and below it the equations that it refers to."""
         body = self.body(text)
         labels = dict.fromkeys(re.findall(r"\{eq\}`([\w-]+)`", text))
         quoted = [
             f"{number}: $\\displaystyle {' '.join(self.tex(formula).split())}$"
-            for number, formula in (self.names.equations[label] for label in labels)
+            for number, formula in (self.equations[label] for label in labels)
         ]
         lines = "".join(f"\n\nEq. {line}" for line in quoted)
         return body + lines
@@ -215,11 +158,11 @@ class Converter:
         if written and role != "math":
             return written[1]
         if role == "eq":
-            return f"Eq. {self.names.equations[content][0]}"
+            return f"Eq. {self.equations[content][0]}"
         if role in ("ref", "numref"):
-            return self.names.words[content]
+            return self.words[content]
         if role.startswith("cite"):
-            entries = [self.names.sources[key.strip()] for key in content.split(",")]
+            entries = [self.sources[key.strip()] for key in content.split(",")]
             if role == "cite:t":
                 return ", ".join(f"{who} ({year})" for who, year in entries)
             return "(" + "; ".join(f"{who}, {year}" for who, year in entries) + ")"
@@ -229,6 +172,18 @@ class Converter:
             name = content.rpartition(".")[2] if content.startswith("~") else content
             return f"`{name}`"
         return content
+
+
+def sources_of(path: Path) -> dict[str, tuple[str, str]]:
+    found = {}
+    for key, entry in parse_file(str(path)).entries.items():
+        authors = [
+            " ".join(map(str, person.rich_prelast_names + person.rich_last_names))
+            for person in entry.persons.get("author", [])
+        ]
+        authors = " and ".join(authors if len(authors) < 3 else [f"{authors[0]} et al."])
+        found[key] = authors, entry.fields.get("year", "")
+    return found
 
 
 # --- Writing a notebook ------------------------------------------------------------------------
@@ -255,10 +210,9 @@ def exercise_notebook(
     path: Path, names: Names, *, root: Path = ROOT, address: str = ""
 ) -> NotebookNode:
     """The notebook of exercises of a chapter; `address` is that of the site, if it has one."""
-    chapter = nbformat.read(path, as_version=4)
-    convert = Converter(names, names.macros)
+    chapter = Chapter(path)
     url, branch = names.repository["url"], names.repository["branch"]
-    title = title_of(chapter)
+    title = chapter.title
     link = title
     if address:
         link = f"[{title}]({address}book/{path.stem}.html)"
@@ -268,7 +222,7 @@ def exercise_notebook(
         new_code_cell(notebooks.first_cell(url, root)),
         new_markdown_cell(
             f"# Exercises: {title}\n\n"
-            f"These are the exercises of chapter {int(path.name[:2])}, {link}, without their "
+            f"These are the exercises of chapter {chapter.number}, {link}, without their "
             "solutions. Replace what is marked *yours* and run the cell. The check says whether an "
             "answer is right and, if not, what is wrong and which section of the chapter clears it "
             "up."
@@ -280,10 +234,12 @@ def exercise_notebook(
     for block in exercise_parts(chapter):
         if block.kind == "exercise":
             number = names.words[block.options["label"]].capitalize()
-            head = f"## {number}. {convert.body(block.argument)}"
-            cells.append(new_markdown_cell(f"{head}\n\n{convert(block.text)}"))
+            head = f"## {number}. {names.body(block.argument)}"
+            cells.append(new_markdown_cell(f"{head}\n\n{names.markdown(block.text)}"))
         elif block.kind == "hint":
-            hint = f"<details>\n<summary>Hint</summary>\n\n{convert(block.text)}\n\n</details>"
+            hint = (
+                f"<details>\n<summary>Hint</summary>\n\n{names.markdown(block.text)}\n\n</details>"
+            )
             if cells[-1].cell_type == "markdown":
                 cells[-1].source += f"\n\n{hint}"
             else:  # it stands below code that belongs to the exercise
@@ -293,12 +249,12 @@ def exercise_notebook(
         elif block.kind == "solution-start":
             cells.append(new_code_cell(answer_cell(known_exercise(block.argument))))
         elif block.kind == "text":
-            cells.append(new_markdown_cell(convert(block.text)))
+            cells.append(new_markdown_cell(names.markdown(block.text)))
         else:
             raise ValueError(f"{path.name}: a {block.kind} directive between exercises")
     for i, cell in enumerate(cells):
         cell["id"] = f"exercises-{i}"
-    notebook = new_notebook(cells=cells, metadata=METADATA)
+    notebook = new_notebook(cells=cells, metadata=notebooks.METADATA)
     nbformat.validate(notebook)
     return notebook
 
@@ -307,10 +263,10 @@ def write_notebooks(folder: Path, *, root: Path = ROOT, address: str = "") -> li
     """Write the notebooks of exercises of all chapters into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     names, written = Names.of(root), []
-    for path in chapters(root):
-        notebook = exercise_notebook(path, names, root=root, address=address)
-        nbformat.write(notebook, folder / path.name)
-        written.append(folder / path.name)
+    for chapter in chapters(root):
+        written.append(folder / chapter.path.name)
+        notebook = exercise_notebook(chapter.path, names, root=root, address=address)
+        nbformat.write(notebook, written[-1])
     return written
 
 
@@ -328,11 +284,8 @@ def colab_link(repository: dict[str, str], name: str) -> str:
 
 def offer_notebook(app, doctree) -> None:
     """Below the heading "Exercises" of a chapter: its notebook; below each exercise: its check."""
-    from docutils import nodes
-
-    docname = app.env.docname
-    root = Path(app.srcdir)
-    if root / f"{docname}.ipynb" not in chapters(root):
+    docname, root = app.env.docname, Path(app.srcdir)
+    if docname not in [chapter.docname for chapter in chapters(root)]:
         return
     for exercise in doctree.findall(lambda node: node.tagname.startswith("exercise_")):
         known = known_exercise(exercise.get("label", ""))
@@ -343,22 +296,17 @@ def offer_notebook(app, doctree) -> None:
     for section in doctree.findall(nodes.section):
         if section[0].astext() != "Exercises":
             continue
-        config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
         name = f"{Path(docname).name}.ipynb"
-        up = "../" * docname.count("/")
-        # A plain reference would show the file in place of keeping it.
-        link = f'<a class="reference download" download href="{up}exercises/{name}">'
-        offer = nodes.paragraph(classes=["exercise-notebook"])
-        offer += nodes.Text("Just the exercises, with a cell for each answer: ")
-        offer += nodes.raw("", f"{link}download the notebook</a>", format="html")
-        if colab := colab_link(config["repository"], name):
-            offer += nodes.Text(", or ")
-            offer += nodes.reference("", "open it in Colab", refuri=colab)
-        offer += nodes.Text(
-            ". The call below an exercise checks your answer to it, and says what is wrong and "
-            "where to look."
+        address = f"{'../' * docname.count('/')}exercises/{name}"
+        links = f'<a class="reference download" download href="{address}">download the notebook</a>'
+        if colab := colab_link(config(root)["repository"], name):
+            links += f', or <a class="reference external" href="{colab}">open it in Colab</a>'
+        offer = (
+            '<p class="exercise-notebook">Just the exercises, with a cell for each answer: '
+            f"{links}. The call below an exercise checks your answer to it, and says what is wrong "
+            "and where to look.</p>\n"
         )
-        section.insert(1, offer)
+        section.insert(1, nodes.raw("", offer, format="html"))
 
 
 def write_into_site(app, trouble: Exception | None) -> None:
@@ -370,15 +318,6 @@ def write_into_site(app, trouble: Exception | None) -> None:
         )
 
 
-def setup(app):
+def setup(app) -> None:
     app.connect("doctree-read", offer_notebook)
     app.connect("build-finished", write_into_site)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        sys.exit(__doc__)
-    folder = Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "_build" / "exercises"
-    for path in write_notebooks(folder):
-        print(path)

@@ -1,4 +1,4 @@
-"""A Sphinx extension: the notation is one click away on every page.
+"""The notation is one click away on every page.
 
 The button in the header is a link to the notation page. Where scripts run, `legend.js` opens the
 page's tables in a panel instead, and reads them from a script: a page that was opened as a file may
@@ -19,12 +19,8 @@ SHOWN = ["Sizes", "Arrays and functions", "Letters of single chapters"]
 
 def tables(doctree: nodes.document, headings: list[str]) -> list[nodes.section]:
     """The sections of the page under some headings, in their order there."""
-    found = [
-        section
-        for section in doctree.findall(nodes.section)
-        if section.next_node(nodes.title).astext() in headings
-        and section.next_node(nodes.title).parent is section
-    ]
+    sections = doctree.findall(nodes.section)
+    found = [section for section in sections if section[0].astext() in headings]
     if len(found) != len(headings):
         raise ValueError(f"{PAGE} must have the sections {headings}, got {len(found)} of them")
     return found
@@ -38,7 +34,7 @@ def write_legend(app: Sphinx, trouble: Exception | None) -> None:
     doctree = app.env.get_and_resolve_doctree(PAGE, app.builder)
     parts = []
     for section in tables(doctree, SHOWN):
-        parts.append(f"<h3>{section.next_node(nodes.title).astext()}</h3>")
+        parts.append(f"<h3>{section[0].astext()}</h3>")
         for table in section.findall(nodes.table):
             for row in table.findall(nodes.row):
                 row["ids"] = []  # the page's own rows have them
@@ -51,21 +47,18 @@ def write_legend(app: Sphinx, trouble: Exception | None) -> None:
 
 def add_button(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
     if PAGE in app.env.found_docs and "header_buttons" in context:
-        context["header_buttons"].insert(
-            0,
-            {
-                "type": "link",
-                "url": context["pathto"](PAGE),
-                "text": "Notation",
-                "icon": "fas fa-square-root-variable",
-                "tooltip": "What the letters mean",
-                "label": "legend-button",
-            },
-        )
+        button = {
+            "type": "link",
+            "url": context["pathto"](PAGE),
+            "text": "Notation",
+            "icon": "fas fa-square-root-variable",
+            "tooltip": "What the letters mean",
+            "label": "legend-button",
+        }
+        context["header_buttons"].insert(0, button)
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: Sphinx) -> None:
     app.add_js_file("legend.js")
     app.connect("html-page-context", add_button, priority=502)  # after the theme's own buttons
     app.connect("build-finished", write_legend)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,24 +1,24 @@
-"""A Sphinx extension: pages load less, and keep their place while they do.
+"""Pages load less, and keep their place while they do.
 
 The theme's icons come as a font; the script that holds all of them once more is left out. Pictures
 say how large they are, so that the text below them does not move when they arrive, and text waits a
-moment for its formulas (`formulas.js`).
+moment for its formulas (`formulas.js`). No line begins with the comma that belongs to the formula
+before it: a browser may break a line after a formula, as after a picture.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import imagesize
 from markupsafe import Markup
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-TEMPLATES = Path(__file__).parent / "templates"
 ICON_SCRIPT = re.compile(r"<script[^>]*/fontawesome\.js[^>]*></script>")
-PIXELS = {"": 1.0, "px": 1.0, "pt": 4 / 3, "in": 96.0, "cm": 96 / 2.54, "mm": 96 / 25.4}
+# A formula, and the punctuation that touches it. The TeX in the page is escaped: it has no "<".
+FORMULA = re.compile(r'(<span class="math notranslate nohighlight">[^<]*</span>)([,.;:!?)\]’”]+)')
 
 
 def without_icon_script(head: str) -> Markup:
@@ -29,24 +29,8 @@ def without_icon_script(head: str) -> Markup:
     return Markup(text)
 
 
-def size(path: Path) -> tuple[int, int] | None:
-    """Width and height of a picture in CSS pixels, if it says so."""
-    if path.suffix != ".svg":
-        found = imagesize.get(path)
-        return found if min(found) > 0 else None
-    root = ElementTree.parse(path).getroot()
-    lengths = [
-        re.fullmatch(r"([\d.]+)(px|pt|in|cm|mm|)", root.get(k, "")) for k in ("width", "height")
-    ]
-    if all(lengths):
-        return tuple(round(float(found[1]) * PIXELS[found[2]]) for found in lengths)
-    box = root.get("viewBox", "").split()
-    return (round(float(box[2])), round(float(box[3]))) if len(box) == 4 else None
-
-
-def add_sizes(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    if not context.get("body"):
-        return
+def settle(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
+    context["without_icon_script"] = without_icon_script  # for the template
     sources = {name: Path(app.srcdir, path) for path, name in app.builder.images.items()}
 
     def sized(image: re.Match[str]) -> str:
@@ -54,23 +38,19 @@ def add_sizes(app: Sphinx, pagename: str, templatename: str, context: dict, doct
         name = re.search(r'\bsrc="(?:[^"]*/)?_images/([^"]+)"', tag)
         if not name or re.search(r"\s(width|height|style)=", tag) or name[1] not in sources:
             return tag
-        found = size(sources[name[1]])
-        return tag.replace("<img", f'<img width="{found[0]}" height="{found[1]}"') if found else tag
+        width, height = map(round, imagesize.get(sources[name[1]]))  # -1 where it does not say
+        return tag.replace("<img", f'<img width="{width}" height="{height}"') if width > 0 else tag
 
-    context["body"] = re.sub(r"<img\s[^>]*>", sized, context["body"])
+    if body := context.get("body"):
+        body = re.sub(r"<img\s[^>]*>", sized, body)
+        context["body"] = FORMULA.sub(r'<span class="together">\1\2</span>', body)
 
 
 def use_templates(app: Sphinx, config: Config) -> None:
-    config.templates_path.insert(0, str(TEMPLATES))
+    config.templates_path.insert(0, str(Path(__file__).parent / "templates"))
 
 
-def offer_filter(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    context["without_icon_script"] = without_icon_script
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: Sphinx) -> None:
     app.add_js_file("formulas.js", priority=850)  # after the script that announces MathJax
     app.connect("config-inited", use_templates)
-    app.connect("html-page-context", offer_filter)
-    app.connect("html-page-context", add_sizes)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    app.connect("html-page-context", settle)

@@ -36,11 +36,6 @@ if SOURCE and not any([int(n) for n in v] >= [int(n) for n in NEEDED.split(".")]
     %pip install --quiet --no-deps {{SOURCE}}"""
 
 
-def sources(path: Path, kind: str) -> list[str]:
-    """What stands in a notebook's cells of one kind, "code" or "markdown"."""
-    return [c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == kind]
-
-
 def repository_url(root: Path = ROOT) -> str:
     """The repository's address as `_config.yml` has it, "" where the owner has not set it."""
     return yaml.safe_load((root / "_config.yml").read_text())["repository"]["url"]

@@ -1,9 +1,10 @@
-"""A Sphinx extension: what other programs read at the head of a page.
+"""What other programs read at the head of a page.
 
 Every page has a description, its first sentences, and the tags from which chats and networks draw a
 card. The address of the site follows from that of the repository (or is `html_baseurl`): where
 there is one, pages also name their own address and the card's picture, and the site has a
-`sitemap.xml`.
+`sitemap.xml`. (sphinxext-opengraph would write formulas into the descriptions as TeX and break them
+off inside a word; sphinx-sitemap lists only the pages that a build has written anew.)
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from __future__ import annotations
 import html
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
-from xml.sax.saxutils import escape
 
 from docutils import nodes
-from plain_tex import text_of
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-CARD = "_static/card.png"
-CARD_WORDS = (
-    "Linear attention: from the softmax matrix to a state. A square of weights, and a small state."
-)
+from tools.plain_tex import text_of
+
 LONGEST = 200
+CARD = {
+    "og:image": "_static/card.png",
+    "og:image:alt": "Linear attention: from the softmax matrix to a state. "
+    "A square of weights, and a small state.",
+    "og:image:width": "1200",
+    "og:image:height": "630",
+}
 PAGES_OF_SPHINX = {
     "genindex": "All functions, classes and terms of the book, by name.",
     "search": "Search the book for a word, a function or a symbol.",
@@ -34,13 +37,11 @@ PAGES_OF_SPHINX = {
 
 def site_address(repository: str) -> str:
     """Where GitHub Pages serves a repository, "" for no address or another host."""
-    parts = urlsplit(repository)
-    names = parts.path.strip("/").removesuffix(".git").split("/")
-    if parts.hostname != "github.com" or len(names) != 2:
+    found = re.fullmatch(r"https://github\.com/([^/]+)/([^/]+?)(\.git)?/?", repository)
+    if not found:
         return ""
-    owner, name = names
-    host = f"https://{owner.lower()}.github.io/"
-    return host if name.lower() == f"{owner.lower()}.github.io" else f"{host}{name}/"
+    host = f"{found[1].lower()}.github.io"
+    return f"https://{host}/" if found[2].lower() == host else f"https://{host}/{found[2]}/"
 
 
 def set_address(app: Sphinx, config: Config) -> None:
@@ -79,39 +80,30 @@ def describe(pagename: str, title: str, doctree: nodes.document | None) -> str:
 def add_tags(
     app: Sphinx, pagename: str, templatename: str, context: dict, doctree: nodes.document | None
 ) -> None:
-    title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title") or app.config.html_title))
+    address, site = app.config.html_baseurl, app.config.html_title
+    title = html.unescape(re.sub(r"<[^>]+>", "", context.get("title") or site))
     description = describe(pagename, title, doctree)
-    tags = [
-        ("name", "description", description),
-        ("property", "og:title", title),
-        ("property", "og:description", description),
-        ("property", "og:site_name", app.config.html_title),
-        ("property", "og:type", "website" if pagename == app.config.root_doc else "article"),
-        ("name", "twitter:card", "summary"),
-    ]
-    if app.config.html_baseurl:
-        tags[-1] = ("name", "twitter:card", "summary_large_image")
-        tags += [
-            ("property", "og:url", context["pageurl"]),
-            ("property", "og:image", app.config.html_baseurl + CARD),
-            ("property", "og:image:alt", CARD_WORDS),
-            ("property", "og:image:width", "1200"),
-            ("property", "og:image:height", "630"),
-        ]
-    context["metatags"] = context.get("metatags", "") + "".join(
-        f'\n    <meta {kind}="{name}" content="{html.escape(content)}" />'
-        for kind, name, content in tags
-    )
+    tags = {
+        "description": description,
+        "og:title": title,
+        "og:description": description,
+        "og:site_name": site,
+        "og:type": "website" if pagename == app.config.root_doc else "article",
+        "twitter:card": "summary_large_image" if address else "summary",
+    }
+    if address:
+        tags |= CARD | {"og:url": context["pageurl"], "og:image": address + CARD["og:image"]}
+    for name, content in tags.items():
+        kind = "property" if name.startswith("og:") else "name"
+        tag = f'\n    <meta {kind}="{name}" content="{html.escape(content)}" />'
+        context["metatags"] = context.get("metatags", "") + tag
 
 
 def write_sitemap(app: Sphinx, trouble: Exception | None) -> None:
     if trouble or app.builder.format != "html" or not app.config.html_baseurl:
         return
-    addresses = [
-        app.config.html_baseurl + app.builder.get_target_uri(name)
-        for name in sorted(app.env.found_docs)
-    ]
-    urls = "".join(f"  <url><loc>{escape(address)}</loc></url>\n" for address in addresses)
+    names = map(app.builder.get_target_uri, sorted(app.env.found_docs))
+    urls = "".join(f"  <url><loc>{app.config.html_baseurl}{name}</loc></url>\n" for name in names)
     Path(app.outdir, "sitemap.xml").write_text(
         '<?xml version="1.0" encoding="utf-8"?>\n'
         f'<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{urls}</urlset>\n',
@@ -119,8 +111,7 @@ def write_sitemap(app: Sphinx, trouble: Exception | None) -> None:
     )
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: Sphinx) -> None:
     app.connect("config-inited", set_address)
     app.connect("html-page-context", add_tags)
     app.connect("build-finished", write_sitemap)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

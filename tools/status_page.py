@@ -1,8 +1,7 @@
-"""A Sphinx extension: the tables of the status page, made from the committed results.
+"""The status page: its tables are made from the committed results.
 
-`status-chapters` says how long each chapter runs, where that was measured, and with which versions;
-`status-results` lists all files of results; `status-gpu` says when kernels were last measured on a
-GPU, or that they have not been.
+They say how long each chapter runs, where that was measured, and with which versions; when kernels
+were last measured on a GPU, or that they have not been; and all files of results.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
+PAGE = "book/status"
 RESULTS = "lesson_code/results"
 
 
@@ -76,23 +73,16 @@ def gpu(results: dict[str, dict]) -> list[str]:
     return [f"Last measured on {last['date']}, {where(last)}.", "", *files(found)]
 
 
-class StatusTable(SphinxDirective):
-    """What one of the functions above writes, read as Markdown."""
-
-    write = staticmethod(files)
-
-    def run(self) -> list[nodes.Node]:
-        root = Path(self.env.srcdir)
-        for path in (root / RESULTS).glob("*.json"):
-            self.env.note_dependency(str(path.relative_to(root)))
-        lines = self.write(read_results(root))
-        container = nodes.container()
-        self.state.nested_parse(StringList(lines, RESULTS), self.content_offset, container)
-        return container.children
+def write_tables(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put the tables into their page before it is read."""
+    if docname != PAGE:
+        return
+    results = read_results(Path(app.srcdir))
+    for name in results:
+        app.env.note_dependency(f"{RESULTS}/{name}")
+    for write in (chapters, gpu, files):
+        source[0] = source[0].replace(f"% ({write.__name__})", "\n".join(write(results)))
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
-    for name, write in {"chapters": chapters, "results": files, "gpu": gpu}.items():
-        directive = type(f"Status{name.title()}", (StatusTable,), {"write": staticmethod(write)})
-        app.add_directive(f"status-{name}", directive)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", write_tables)

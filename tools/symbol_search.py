@@ -1,4 +1,4 @@
-r"""A Sphinx extension: the search finds symbols by name.
+r"""The search finds symbols by name.
 
 The index of words leaves out formulas. So each row of the notation page becomes an object that the
 search knows by every name that a reader may type: `$\phi$`, `feature_map` is found as "φ", "phi"
@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator
 
 from docutils import nodes
-from plain_tex import LETTERS, text_of
 from sphinx.application import Sphinx
 from sphinx.domains import Domain, ObjType
 from sphinx.domains.std import StandardDomain
+
+from tools.plain_tex import LETTERS, text_of
 
 PAGE = "book/notation"
 # A letter or a function with an index at most; what is more is a formula and no symbol.
@@ -47,17 +48,15 @@ def names_in(row: nodes.row) -> list[str]:
     """All names of what a row explains; the last cell says what it means."""
     *before, meaning = row.children
     names = []
-    for math in [m for cell in before for m in cell.findall(nodes.math)] or meaning.findall(
-        nodes.math
-    ):
+    formulas = [math for cell in before for math in cell.findall(nodes.math)]
+    for math in formulas or meaning.findall(nodes.math):
         names += names_of(math.astext())
     # Of two cells of code the first says which functions have the argument.
     codes = [cell for cell in before if any(cell.findall(nodes.literal))][:2]
     functions = len(codes) > 1 and not any(row.children[0].findall(nodes.math))
     for code in codes[functions : functions + 1]:
-        for literal in code.findall(nodes.literal):
-            if re.fullmatch(r"\w+", literal.astext()):
-                names.append(literal.astext())
+        texts = [literal.astext() for literal in code.findall(nodes.literal)]
+        names += [text for text in texts if re.fullmatch(r"\w+", text)]
     return list(dict.fromkeys(names))
 
 
@@ -71,7 +70,6 @@ class Notation(Domain):
 
     def read(self, doctree: nodes.document) -> None:
         """Remember what the page explains, and give its rows anchors."""
-        self.data["symbols"].clear()
         for number, (heading, row) in enumerate(rows(doctree)):
             if heading == NOT_HERE or not (names := names_in(row)):
                 continue
@@ -106,8 +104,7 @@ def read_page(app: Sphinx, doctree: nodes.document) -> None:
         app.env.get_domain("notation").read(doctree)
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: Sphinx) -> None:
     app.add_domain(Notation)
     app.connect("doctree-read", read_page)
     StandardDomain.object_types["term"].attrs["searchprio"] = 1
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
