@@ -8,7 +8,7 @@ be counted and every race found (``lesson_code.cupy.emulator``).
 NumPy is all that the import needs. On a GPU the calls need CuPy, without one a C++ compiler.
 """
 
-from lesson_code.cupy.causal_scan import causal_scan, choose_kernel
+from lesson_code.cupy.linear import causal_scan, choose_kernel
 from lesson_code.cupy.wkv import wkv
 
 __all__ = ["causal_scan", "choose_kernel", "wkv"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _kernels
-from lesson_code.numpy.wkv import EMPTY, WKVState
+from lesson_code.numpy.wkv import EMPTY
 
 THREADS = 32  # of a block, as in wkv.cu
 
@@ -21,7 +21,7 @@ def wkv(
     decay: Any,
     bonus: Any,
     *,
-    initial_state: WKVState | None = None,
+    initial_state: Any = None,
     return_state: bool = False,
     device: str = "cuda",
 ) -> Any:
@@ -117,36 +117,35 @@ def wkv(
     if _arrays.library(k) == "torch":
         from lesson_code.cupy import _torch_wkv
 
-        out, state = _torch_wkv.wkv(k, v, decay, bonus, initial_state)
+        out, *state = _torch_wkv.wkv(k, v, decay, bonus, _begin(initial_state, k, v, device))
     else:
         with _kernels.place(k):
-            w, u = decay.astype("float32"), bonus.astype("float32")
+            w, u = _arrays.floats(decay), _arrays.floats(bonus)
             _arguments.check_values("decay", w, "positive and finite", (w <= 0) | (w == np.inf))
-            state = _begin(initial_state, k, v, device)
-            out, last, _, _ = forward(k, v, w, u, state, keep=False)
-        state = WKVState(*(last[..., row, :] for row in range(3)))
-    return (out, state) if return_state else out
+            numerator, denominator, maximum = _begin(initial_state, k, v, device)
+            parts = numerator, denominator, maximum.clip(min=EMPTY)  # float16 has made -inf of it
+            begin = _arrays.join([x[..., None, :] for x in parts], axis=-2)
+            out, last, _, _ = forward(k, v, w, u, begin, keep=False)
+        state = [last[..., row, :] for row in range(3)]
+    return (out, _arrays.states(k).WKVState(*state)) if return_state else out
 
 
-def _begin(state, k, v, device):
-    """The state before the first token as the kernel takes it, an array (..., 3, D)."""
-    sizes, leading = {"D": k.shape[-1]}, {"k": k.shape[:-2], "v": v.shape[:-2]}
+def _begin(state, k, v, device) -> list:
+    """Numerator, denominator and maximum before the first token, each (..., D) in float32."""
+    leading = {"k": k.shape[:-2], "v": v.shape[:-2]}
     if state is None:
-        state = 0.0, 0.0, EMPTY
-    elif isinstance(state, WKVState):
+        zeros = _arrays.empty(k.shape[-1:], "float32", k)
+        zeros[:] = 0
+        state = zeros, zeros, zeros + EMPTY
+    elif isinstance(state, _arrays.states(k).WKVState):
         for name, x in state._asdict().items():
             name = f"{name} of initial_state"
-            _arrays.check_state(device, name, x, "k", k, sizes)
+            _arrays.check_state(device, name, x, "k", k, {"D": k.shape[-1]})
             leading[name] = x.shape[:-1]
     else:
         raise TypeError(f"initial_state must be a WKVState, got {type(state).__name__}.")
-    heads = _arguments.check_leading(**leading)
-    packed = _arrays.empty((*heads, 3, *sizes.values()), "float32", k)
-    for row, x in enumerate(state):
-        packed[..., row, :] = x
-    maximum = packed[..., 2, :]
-    maximum[maximum < EMPTY] = EMPTY  # float16 has made -inf of it
-    return packed
+    shape = (*_arguments.check_leading(**leading), k.shape[-1])
+    return [_arrays.broadcast(_arrays.floats(x), shape) for x in state]
 
 
 def forward(k, v, w, u, state, keep):
@@ -192,6 +191,5 @@ def _run(name, keep, shape, inputs, w, u, *arrays):
     macros = {"SCALAR": _arrays.c_type(like), "KEEP": int(keep)}
     rows = [_arrays.rows(x, leading, reverse=name == "backward") for x in inputs]
     rows += [_arrays.rows(x[..., None, :], leading) for x in (w, u)]
-    with _kernels.place(like):
-        grid = (math.ceil(channels / THREADS),)
-        _kernels.run("wkv.cu", macros, name, grid, THREADS, *rows, *arrays, N, channels)
+    grid = (math.ceil(channels / THREADS),)
+    _kernels.run("wkv.cu", macros, name, grid, THREADS, *rows, *arrays, N, channels)

@@ -232,7 +232,7 @@ MACROS = {
 
 def entries(kernel: str) -> dict[str, str]:
     """The PTX of each CUDA function, for an A100."""
-    file = "wkv.cu" if kernel == "wkv" else "causal_scan.cu"
+    file = "wkv.cu" if kernel == "wkv" else "linear.cu"
     macros = {"FEATURES": 64, "ONES": 1, "NORMALIZE": 1, **MACROS[kernel]}
     ptx = nvrtc.compile_source("sm_80", _kernels.source(file), macros).ptx
     return dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.DOTALL))

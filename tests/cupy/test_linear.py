@@ -265,7 +265,7 @@ def test_a_state_is_handed_from_any_kernel_to_any_other(kernel, dtype, normalize
 @both_normalizations
 @pytest.mark.parametrize("processors", [1, 7, 100])
 def test_segments_of_a_sequence(monkeypatch, normalize, processors):
-    monkeypatch.setattr(_kernels, "processors", lambda array: processors)
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(processors=processors))
     q, k, v = draw(np.random.default_rng(0), "bfloat16", 1100, 16, 24)
     S, z = np.random.default_rng(1).random((16, 24)), np.ones(16)
     state = reference.LinearAttentionState(S.astype(np.float32), z.astype(np.float32))
@@ -556,8 +556,8 @@ def test_no_races(kernel):
 
 
 def barriers():
-    """(kernel, how many'th barrier of the file) for each barrier of causal_scan.cu."""
-    source = _kernels.text("causal_scan.cu")
+    """(kernel, how many'th barrier of the file) for each barrier of linear.cu."""
+    source = _kernels.text("linear.cu")
     for number, match in enumerate(re.finditer(r"__sync(threads|warp)\(\);", source)):
         section = re.findall(r"^#ifdef (\w+)$", source[: match.start()], re.MULTILINE)[-1]
         yield section.lower(), number
@@ -573,9 +573,9 @@ def test_a_barrier_that_is_missing_is_caught(monkeypatch, kernel, number):
     def without(match):
         return "" if next(places) == number else match[0]
 
-    broken = barrier.sub(without, text("causal_scan.cu"))
-    monkeypatch.setattr(_kernels, "text", lambda f: broken if f == "causal_scan.cu" else text(f))
-    _kernels._load_cpu.cache_clear()
+    broken = barrier.sub(without, text("linear.cu"))
+    monkeypatch.setattr(_kernels, "text", lambda f: broken if f == "linear.cu" else text(f))
+    _kernels.load.cache_clear()
     try:
         N = 600 if kernel == "tensor_core" else 70  # several segments, or more than one chunk
         q, k, v = draw(np.random.default_rng(0), "float16", N, 16, 16)
@@ -584,7 +584,7 @@ def test_a_barrier_that_is_missing_is_caught(monkeypatch, kernel, number):
         with pytest.raises(emulator.RaceError):
             counted.check()
     finally:
-        _kernels._load_cpu.cache_clear()
+        _kernels.load.cache_clear()
 
 
 @both_normalizations
@@ -724,7 +724,7 @@ def test_what_is_refused(arguments, options, kind, message):
 
 
 def test_bfloat16_on_a_gpu_without_such_tensor_cores(monkeypatch):
-    monkeypatch.setattr(_kernels, "capability", lambda array: (7, 5))
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((7, 5)))
     x = np.ones((100, 8), BFLOAT16)
     with pytest.raises(ValueError, match="needs float16 on a GPU of compute capability 7.5"):
         causal_scan(x, x, x, kernel="tensor_core", device="cpu")
