@@ -148,23 +148,23 @@ def test_numpy_arrays_backwards_and_of_the_other_byte_order():
 
 
 VALUES = np.array([[10], [30], [50]], "float32")
-HALF = np.log(np.array([2], "float32"))
+HALVING = np.log(np.array([2], "float32"))
 
 
 def test_worked_numbers(place):
     """10, then (10 + 30) / 2, then (5 + 30 + 50) / 2.5: the previous token carries no decay."""
-    out, state = run(place, (0 * VALUES, VALUES, HALF, 0 * HALF))
+    out, state = run(place, (0 * VALUES, VALUES, HALVING, 0 * HALVING))
     assert_close(out, [[10], [20], [34]])
     assert_close(state, [[2.5 + 15 + 50], [0.25 + 0.5 + 1], [0]])
-    out, _ = run(place, (0 * VALUES, VALUES, 0 * HALF + 1e4, 0 * HALF))
+    out, _ = run(place, (0 * VALUES, VALUES, 0 * HALVING + 1e4, 0 * HALVING))
     assert_close(out, [[10], [20], [40]])
 
 
 def test_the_bonus_is_not_stored(place):
     """Nor does it move the maximum: that of the keys is kept."""
-    out, state = run(place, (0 * VALUES, VALUES, HALF, 0 * HALF + 100))
+    out, state = run(place, (0 * VALUES, VALUES, HALVING, 0 * HALVING + 100))
     assert_close(out, VALUES)
-    _, without = run(place, (0 * VALUES, VALUES, HALF, 0 * HALF))
+    _, without = run(place, (0 * VALUES, VALUES, HALVING, 0 * HALVING))
     np.testing.assert_array_equal(state, without)
 
 
@@ -577,39 +577,27 @@ def refuses(error, message):
     return pytest.raises(error, match="^" + re.escape(message))
 
 
-def test_what_is_refused():
-    k, v, w, u = draw(26)
-    with refuses(ValueError, "device must be 'cuda' or 'cpu', got 'gpu'."):
-        wkv(k, v, w, u, device="gpu")
-    with refuses(TypeError, "k must be a CuPy array or a CUDA torch tensor, got numpy.ndarray; "):
-        wkv(k, v, w, u)
-    with refuses(TypeError, "k must be a NumPy array or a torch CPU tensor with device='cpu', got"):
-        on_cpu(k.tolist(), v, w, u)
-    with refuses(ValueError, "k must be a CuPy array or a CUDA torch tensor, got a tensor on"):
-        wkv(*map(torch.from_numpy, (k, v, w, u)))
-    with refuses(TypeError, "v must be a numpy.ndarray, as k is, got torch.Tensor."):
-        on_cpu(k, torch.from_numpy(v), w, u)
-    with refuses(TypeError, "k must have dtype float32, float16 or bfloat16, got float64."):
-        on_cpu(k.astype(float), v, w, u)
-    with refuses(TypeError, "v must have the dtype of k, float32, got float16."):
-        on_cpu(k, v.astype("float16"), w, u)
-    with refuses(TypeError, "decay must have dtype float32, got float16."):
-        on_cpu(k, v, w.astype("float16"), u)
-    half = [x.astype("float16") for x in (k, v)]
-    with refuses(TypeError, "bonus must have dtype float16 or float32, got bfloat16."):
-        on_cpu(*half, w, u.astype(BFLOAT16))
-    with refuses(ValueError, "k must have shape (..., N, D), got (3,)."):
-        on_cpu(k[0], v, w, u)
-    with refuses(ValueError, "v must have shape (..., N, D), (..., 19, 3), got (18, 3)."):
-        on_cpu(k, v[1:], w, u)
-    with refuses(ValueError, "bonus must have shape (..., D), (..., 3), got (2,)."):
-        on_cpu(k, v, w, u[1:])
-    with refuses(ValueError, "decay must have shape (D), got (1, 3)."):
-        on_cpu(k, v, w[None], u)
-    with refuses(TypeError, "return_state must be True or False, got 1."):
-        on_cpu(k, v, w, u, return_state=1)
-    with refuses(ValueError, "the leading dimensions of k and v must broadcast"):
-        on_cpu(np.stack([k, k]), np.stack([v, v, v]), w, u)
+K, V, W, U = draw(26)
+HALF = [x.astype("float16") for x in (K, V)]
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [  # what a kernel refuses of arrays is in test_linear.py
+        ((K.tolist(), V, W, U), TypeError, "k must be a NumPy array or a torch CPU tensor with"),
+        ((K, V.astype("float16"), W, U), TypeError, "v must have the dtype of k, float32, got"),
+        ((K, V, W.astype("float16"), U), TypeError, "decay must have dtype float32, got float16."),
+        ((*HALF, W, U.astype(BFLOAT16)), TypeError, "bonus must have dtype float16 or float32, g"),
+        ((K[0], V, W, U), ValueError, "k must have shape (..., N, D), got (3,)."),
+        ((K, V[1:], W, U), ValueError, "v must have shape (..., N, D), (..., 19, 3), got (18, 3)"),
+        ((K, V, W, U[1:]), ValueError, "bonus must have shape (..., D), (..., 3), got (2,)."),
+        ((K, V, W[None], U), ValueError, "decay must have shape (D), got (1, 3)."),
+        ((np.stack([K] * 2), np.stack([V] * 3), W, U), ValueError, "the leading dimensions of k a"),
+    ],
+)
+def test_what_is_refused(args, error, message):
+    with refuses(error, message):
+        on_cpu(*args)
 
 
 def test_what_is_refused_of_values_and_states(place):
@@ -623,6 +611,8 @@ def test_what_is_refused_of_values_and_states(place):
             call(decay, u)
     with refuses(TypeError, "initial_state must be a WKVState, got tuple."):
         call(w, u, initial_state=tuple(state))
+    with refuses(TypeError, "return_state must be True or False, got 1."):
+        call(w, u, return_state=1)
     (short,) = place.put(np.zeros(2, "float32"))
     with refuses(ValueError, "maximum of initial_state must have shape (..., D), (..., 3), got"):
         call(w, u, initial_state=state._replace(maximum=short))
