@@ -384,114 +384,7 @@ def test_gradients_are_scans_with_time_reversed():
         assert error(mine, theirs) < 1e-6
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_under_activation_checkpointing(reentrant):
-    x = torch.rand(40, 3, requires_grad=True)
-
-    def scan(x):
-        return on_cpu(x, x, x, normalize=True)
-
-    checkpointed = torch.utils.checkpoint.checkpoint(scan, x, use_reentrant=reentrant)
-    (mine,) = torch.autograd.grad(scan(x).square().sum(), x)
-    checkpointed.square().sum().backward()
-    assert torch.equal(mine, x.grad)
-
-
-def test_once_differentiable():
-    q = torch.rand(20, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(on_cpu(q, q, q).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once"):
-        torch.autograd.grad(gradient.sum(), q)
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@both_normalizations
-def test_compiled(normalize):
-    q, k, v = (torch.rand(2, 70, 8, requires_grad=True) for _ in range(3))
-    state = lt.LinearAttentionState(torch.rand(2, 8, 8), torch.rand(2, 8))
-
-    def step(q, k, v):
-        out, last = on_cpu(
-            q.exp(), k, v, normalize=normalize, initial_state=state, return_state=True)  # fmt: skip
-        return out.sum() + last.S.sum() + last.z.sum()
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    for f in (step, compiled):
-        assert torch.isfinite(f(q, k, v))
-    one, two = (torch.autograd.grad(f(q, k, v), (q, k, v)) for f in (step, compiled))
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@both_normalizations
-def test_under_vmap_and_torch_func(normalize):
-    q, k, v = torch.rand(3, 40, 8), torch.rand(2, 3, 40, 8), torch.rand(3, 40, 5)
-    S, z = torch.rand(2, 8, 5), torch.rand(8)
-
-    def loss(q, k, v, S, function=on_cpu):
-        state = lt.LinearAttentionState(S, z)
-        out, last = function(q, k, v, normalize=normalize, initial_state=state, return_state=True)
-        return out.sum() + last.S.square().sum() + last.z.sum()
-
-    gradients = torch.func.grad(loss, argnums=(0, 1, 2, 3))
-    mapped = torch.func.vmap(gradients, in_dims=(None, 0, None, 0))
-    right = torch.func.grad(lambda *args: loss(*args, by_torch), argnums=(0, 1, 2, 3))
-    for i, *mine in zip(range(2), *mapped(q, k, v, S), strict=True):
-        for a, b in zip(mine, right(q, k[i], v, S[i]), strict=True):
-            assert error(a, b) < 5e-6
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_what_compiling_is_told_of_the_operators(keep):
-    q, k, v, initial = (torch.rand(2, *shape) for shape in ((20, 4), (20, 4), (20, 3), (4, 4)))
-    operators, checks = torch.ops.lesson_code, ("test_schema", "test_faketensor")
-    initial = initial if keep else None
-    inputs = (q, k, v, initial, keep, keep, "chunked")
-    torch.library.opcheck(operators.causal_scan.default, inputs, test_utils=checks)
-    out, last, normalizers = operators.causal_scan(*inputs)
-    grad_last = last if keep else None
-    inputs = (out, grad_last, q, k, v, initial, out, normalizers, keep, "chunked")
-    torch.library.opcheck(operators.causal_scan_backward.default, inputs, test_utils=checks)
-
-
-# ---- Races, orders, and memory. ------------------------------------------------------------------
-
-
-def everything(kernel, dtype="float16", N=150, C=24, M=16):
-    """Forward and backward, with all that there is: outputs and gradients."""
-    rng = np.random.default_rng(0)
-    q, k, v = (torch.from_numpy(x).requires_grad_() for x in draw(rng, dtype, N, C, M, ((2,),) * 3))
-    S, z = (torch.rand(2, C, M, requires_grad=True), torch.ones(2, C, requires_grad=True))
-    out, last = on_cpu(
-        q,
-        k,
-        v,
-        normalize=True,
-        initial_state=lt.LinearAttentionState(S, z),
-        return_state=True,
-        kernel=kernel,
-    )
-    loss = out.float().sum() + last.S.sum() + last.z.sum()
-    return [out, *last, *torch.autograd.grad(loss, (q, k, v, S, z))]
-
-
-@every_kernel
-def test_no_result_depends_on_the_order_of_threads(kernel):
-    torch.manual_seed(0)
-    first = everything(kernel)
-    for order in ("reverse", 1, 2):
-        torch.manual_seed(0)
-        with emulator.order(order):
-            for a, b in zip(first, everything(kernel), strict=True):
-                assert torch.equal(a, b)
-
-
-@every_kernel
-def test_no_races(kernel):
-    with emulator.trace() as counted:
-        everything(kernel, N=70, C=16, M=8)
-    assert "split_gradient" in counted.kernels
-    counted.check()
+# ---- Barriers, and memory. ------------------------------------------------------------------
 
 
 def barriers():
@@ -565,23 +458,6 @@ def test_bytes_of_the_other_kernels():
     assert recurrent.line_efficiency == 1
     for counts in (recurrent, states, outputs):
         assert counts.sector_efficiency == 1  # half a warp writes a row of 64 bytes, two sectors
-
-
-SANITIZED = """
-import numpy as np
-from lesson_code.cupy import causal_scan
-rng = np.random.default_rng(0)
-for kernel in ("recurrent", "chunked", "tensor_core"):
-    for N, C, M in ((70, 16, 8), (1, 3, 5), (600, 17, 9)):
-        q, k, v = (rng.random((2, N, width)).astype(np.float16) for width in (C, C, M))
-        on_cpu(q, k, v, normalize=True, return_state=True, kernel=kernel)
-print("clean")
-"""
-
-
-def test_no_address_is_out_of_bounds():
-    result = emulator.sanitized(SANITIZED)
-    assert result.stdout.strip() == "clean", result.stderr[-2000:]
 
 
 # ---- The choice, and what is refused. ------------------------------------------------------------

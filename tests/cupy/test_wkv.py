@@ -2,7 +2,6 @@
 
 import functools
 import re
-import textwrap
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 import lesson_code.numpy as ln
 import lesson_code.torch as lt
-from lesson_code.cupy import _arrays, _kernels, _torch_wkv, emulator
+from lesson_code.cupy import _arrays, _kernels, emulator
 from lesson_code.cupy.wkv import THREADS, backward, forward, wkv
 from lesson_code.numpy.wkv import EMPTY
 
@@ -399,13 +398,6 @@ def test_gradients_stay_in_the_channel():
         assert x.count_nonzero() == 1 and x[2] != 0
 
 
-def test_a_second_derivative_is_refused():
-    args = list(leaves(draw(19)))
-    (first,) = torch.autograd.grad(on_cpu(*args).square().sum(), args[:1], create_graph=True)
-    with refuses(RuntimeError, "the kernel of wkv can be differentiated once, in reverse mode"):
-        first.sum().backward()
-
-
 def test_nothing_is_kept_where_no_gradient_is_wanted():
     """The forward kernel then stores the outputs and the state alone."""
     k, v, w, u = leaves(draw(20, 16, 32))
@@ -417,72 +409,6 @@ def test_nothing_is_kept_where_no_gradient_is_wanted():
         with emulator.trace() as trace:
             run_it()
         assert trace.kernels["forward"].global_store_bytes == 4 * 32 * stored
-
-
-# What torch adds.
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compile():
-    torch.compiler.reset()
-    compiled = torch.compile(on_cpu, fullgraph=True, backend="aot_eager")
-    for dtype in DTYPES[::2]:
-        for N in (7, 9):  # the second time with a length that may vary
-            args = list(leaves(draw(21, N, leading=((2,), ()), dtype=dtype)))
-            found, expected = (gradients(f, *args) for f in (compiled, on_cpu))
-            for x, y in zip(found, expected, strict=True):
-                assert torch.equal(x, y)
-    with torch.no_grad():
-        state = lt.WKVState(*leaves(draw_state()))
-        found, expected = (f(*args, initial_state=state) for f in (compiled, on_cpu))
-        assert torch.equal(found, expected)
-
-
-def test_the_operators_are_what_they_say():
-    k, v, w, u = leaves(draw(22, leading=((2,), (2,)), dtype="float16"))
-    w, u = (x.detach().float().expand(2, -1) for x in (w, u))
-    state = torch.stack(list(leaves(draw_state(leading=(2,)))), dim=-2).detach()
-    for keep in (False, True):
-        arguments = k.detach(), v.detach(), w, u, state
-        torch.library.opcheck(_torch_wkv._wkv, (*arguments, keep))
-    out, last, mean, log_denominator = _torch_wkv._wkv(*arguments, True)
-    grads = torch.ones_like(out), torch.ones_like(last)
-    arguments = *grads, *arguments, last, mean, log_denominator
-    torch.library.opcheck(_torch_wkv._wkv_backward, arguments)
-
-
-def test_vmap_and_func():
-    k, v, w, u = (x.detach() for x in leaves(draw(23, leading=((4,), (4,)))))
-    expected = on_cpu(k, v, w, u)
-    assert torch.equal(torch.vmap(lambda k, v: on_cpu(k, v, w, u))(k, v), expected)
-    found = torch.vmap(lambda w: on_cpu(k, v, w, u))(torch.stack([w, 2 * w]))
-    assert torch.equal(found[1], on_cpu(k, v, 2 * w, u))
-
-    def loss(function, k, w):
-        return function(k, v[0], w, u).square().sum()
-
-    for take in [
-        lambda f: torch.func.grad(functools.partial(loss, f), (0, 1))(k[0], w),
-        lambda f: torch.vmap(torch.func.grad(functools.partial(loss, f), (0, 1)), (0, None))(k, w),
-        lambda f: torch.func.grad(
-            lambda k, w: torch.vmap(lambda k: loss(f, k, w))(k).sum(), (0, 1)
-        )(k, w),
-    ]:
-        for x, y in zip(take(on_cpu), take(lt.wkv), strict=True):
-            assert_close(x, y)
-
-    k.requires_grad_()  # which vmap hides
-    total = torch.vmap(lambda k: loss(on_cpu, k, w))(k).sum()
-    expected = torch.autograd.grad(sum(loss(lt.wkv, row, w) for row in k), k)
-    assert_close(torch.autograd.grad(total, k)[0], expected[0])
-
-
-def test_autocast_changes_nothing():
-    args = list(leaves(draw(24)))
-    expected = gradients(on_cpu, *args)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gradients(on_cpu, *args)
-    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 # What the kernels do: bytes, lines, threads.
@@ -527,39 +453,6 @@ def test_every_byte_once(dtype, N):
     with emulator.trace() as trace:
         both_kernels(N, 64, (2, 3), dtype, keep=False)
     assert trace.kernels["forward"].global_store_bytes == channels * (N * size + 12)
-
-
-@every_dtype
-def test_any_order_of_the_threads(dtype):
-    expected = both_kernels(11, 50, (3,), str(dtype))
-    assert not expected[-1][..., 2, :].any()  # no gradient goes through the maximum
-    for order in ("reverse", 0, 1):
-        with emulator.order(order):
-            found = both_kernels(11, 50, (3,), str(dtype))
-        for x, y in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(x, y)
-
-
-def test_no_address_is_wrong():
-    """Under AddressSanitizer and UndefinedBehaviorSanitizer, with awkward sizes."""
-    code = textwrap.dedent("""
-        import numpy as np
-        from lesson_code.cupy.wkv import backward, forward
-
-        for N, D, G in [(0, 3, 2), (1, 1, 1), (7, 33, 2), (8, 5, 3), (13, 31, 1), (16, 2, 1)]:
-            k, v, grad = np.random.default_rng(0).normal(size=(3, G, N, D)).astype("float16")
-            w = np.ones(D, "float32")
-            state = np.ones((G, 3, D), "float32")
-            _, last, mean, log_denominator = forward(k, v, w, w, state, True)
-            arguments = k, v, w, w, state, last, mean, log_denominator
-            assert all(np.isfinite(x).all() for x in backward(grad, state, *arguments))
-        print("done")
-    """)
-    try:
-        result = emulator.sanitized(code)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    assert result.stdout == "done\n", result.stderr
 
 
 def test_the_source_says_what_the_functions_assume():
