@@ -46,10 +46,12 @@ def states(array):
     package: a caller with tensors, and no state yet, is given one of its states.
     """
     if library(array) == "torch":
-        from lesson_code import torch as package
-    else:
-        from lesson_code import numpy as package
-    return package
+        from lesson_code import torch
+
+        return torch
+    from lesson_code import numpy
+
+    return numpy
 
 
 def c_type(array) -> str:

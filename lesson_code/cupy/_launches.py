@@ -130,10 +130,10 @@ def tensor_core(shape, rows, initial, last, normalizers):
         size = shape.features * shape.columns
         total = shape.heads * size
         states = _arrays.empty((shape.heads, segments, size), "float32", out.array)
-        arguments = (k, v, states, *cut)
-        _kernels.run("linear.cu", macros, "segment_sums", grid, block, *arguments, **shared)
-        arguments = (states, initial, last, size, segments, np.int64(total))
-        _kernels.run("linear.cu", macros, "segment_states", blocks(total, 256), 256, *arguments)
+        sums = (k, v, states, *cut)
+        _kernels.run("linear.cu", macros, "segment_sums", grid, block, *sums, **shared)
+        before = (states, initial, last, size, segments, np.int64(total))
+        _kernels.run("linear.cu", macros, "segment_states", blocks(total, 256), 256, *before)
         last = None  # is written
     arguments = (*rows, states, last, normalizers, *cut)
     _kernels.run("linear.cu", macros, "segment_outputs", grid, block, *arguments, **shared)

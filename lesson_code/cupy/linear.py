@@ -35,9 +35,7 @@ def causal_scan(
     Parameters
     ----------
     q : array, shape (..., N, C)
-        Features of the queries: a CuPy array or a CUDA torch tensor of float32, float16 or bfloat16
-        (float64 is refused); with ``device="cpu"`` a NumPy array (bfloat16 is that of the package
-        ml_dtypes) or a torch CPU tensor. C is at most 256.
+        Features of the queries; C is at most 256.
     k : array, shape (..., N, C)
         Features of the keys.
     v : array, shape (..., N, M)
@@ -46,9 +44,7 @@ def causal_scan(
         Divide by :math:`q_t^\top z_t`. Nothing is added to it; where it is exactly 0 the output is
         0, and so is its gradient.
     initial_state : LinearAttentionState, optional
-        State before the first token, zero by default: that of ``lesson_code.torch`` for tensors,
-        that of ``lesson_code.numpy`` (a pair of arrays of the kind of k) otherwise; float32 or the
-        dtype of k.
+        State before the first token, zero by default.
     return_state : bool
         Return the state after the last token as well.
     kernel : str, optional
@@ -56,47 +52,34 @@ def causal_scan(
         tokens in shared memory, float32 arithmetic) or "tensor_core" (chunks on the tensor cores,
         float16 and bfloat16 only). None takes the one that `choose_kernel` names.
     device : str
-        "cuda", or "cpu": the same kernels, compiled as C++ and run without a GPU; slow, and made
-        for reading, testing and counting (:mod:`lesson_code.cupy.emulator`).
+        "cuda", or "cpu", which emulates the kernels.
 
     Returns
     -------
     array, shape (..., N, M)
-        Outputs of the kind and dtype of q, with the leading dimensions of all arguments, broadcast
-        as in ``matmul``.
+        Outputs in the dtype of q, with the leading dimensions of all arguments.
     LinearAttentionState
         With ``return_state=True``: S (..., C, M) and z (..., C) in float32, with the leading
         dimensions of k, v and the initial state. z is there without ``normalize``, too.
 
     Raises
     ------
-    TypeError
-        If an array is of another kind, dtype or precision than the first, or `initial_state` is no
-        state.
-    ValueError
-        If the shapes or devices do not fit together, q or v is wider than 256, a tensor is not on
-        `device`, `kernel` is unknown, or the GPU cannot run it on this dtype: before compute
-        capability 8.0 there are no tensor cores for bfloat16.
-    ImportError
-        If CuPy is missing and the device is "cuda"; the message says what to install.
-    RuntimeError
-        If the device is "cpu" and there is no C++ compiler; the message says what to install.
+    TypeError, ValueError, ImportError, RuntimeError
+        As all of `lesson_code.cupy`; ValueError also if q or v is wider than 256, `kernel` is
+        unknown, or the GPU cannot run it on this dtype: before compute capability 8.0 there are no
+        tensor cores for bfloat16.
 
     Notes
     -----
-    Runs on the caller's current stream and copies no input whose rows lie in one piece and whose
-    leading dimensions come down to two strides, as those of (B, N, H, C) turned to (B, H, N, C) do;
-    an input that is broadcast is not repeated in memory. The sums are kept in float32.
     "tensor_core" rounds what it multiplies to the dtype of q: products of queries and keys, and
     states between chunks. In float16 both are scaled by powers of two, so that no state is too
     large; as one power serves all features, those that are a million times smaller than others are
     lost. "chunked" needs memory for a state of every 64th token.
 
-    On torch tensors it is differentiable, once, in q, k, v and the initial state, through outputs
-    and state; ``torch.compile`` and ``torch.func`` take it as one operator. The gradients are three
-    more scans (the book's chapter on the kernels derives them) by the same kernel, but for
-    ``normalize=True`` in float16, where a gradient over its normalizer could vanish: there
-    "tensor_core" hands over to "chunked". They need the inputs, the outputs and one number a token.
+    The gradients are three more scans (the book's chapter on the kernels derives them) by the same
+    kernel, but for ``normalize=True`` in float16, where a gradient over its normalizer could
+    vanish: there "tensor_core" hands over to "chunked". They need the inputs, the outputs and one
+    number a token.
 
     NaN reaches the outputs that depend on it and no other sequence; in "chunked" and "tensor_core"
     it may reach earlier positions of its chunk, as 0 * NaN is NaN. Infinity may become NaN.
@@ -298,12 +281,12 @@ def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, ker
     future = None if grad_last is None else grad_last[..., :M]
     future_T = None if grad_last is None else transposed(grad_last, future_z)
 
-    keep, to_past = initial is not None, {"dtype": dtype, "reverse": True}
+    ones, keep = (len(future_z), 0, 0), initial is not None
     dq, _, _ = scan(kernel, grad, v, k, past, ones=(0, len(past_z), 0), dtype=dtype)
     dk, first_T, _ = scan(
-        kernel, v, grad, q, future_T, ones=(len(future_z), 0, 0), keep=keep, **to_past
+        kernel, v, grad, q, future_T, ones=ones, dtype=dtype, keep=keep, reverse=True
     )
-    dv, _, _ = scan(kernel, k, q, grad[..., :M], future, **to_past)
+    dv, _, _ = scan(kernel, k, q, grad[..., :M], future, dtype=dtype, reverse=True)
     if initial is None:
         return dq, dk, dv, None
     d_initial = _arrays.empty(initial.shape, "float32", q)

@@ -39,54 +39,40 @@ def wkv(
     Parameters
     ----------
     k : array, shape (..., N, D)
-        Keys, the logarithms of the weights, in float32, float16 or bfloat16. -inf has weight 0.
+        Keys, the logarithms of the weights. -inf has weight 0.
     v : array, shape (..., N, D)
-        Values, in the dtype of k.
+        Values.
     decay : array, shape (D,)
         What a weight's logarithm loses per token, w > 0, in the dtype of k or float32.
     bonus : array, shape (D,)
         What is added to the key of the current token, u, in the dtype of k or float32.
     initial_state : WKVState, optional
-        State before the first token, in the dtype of k or float32: that of ``lesson_code.numpy``
-        for NumPy and CuPy arrays, that of ``lesson_code.torch`` for tensors.
+        State before the first token, in the dtype of k or float32.
     return_state : bool
         Return the state after the last token as well.
     device : str
-        "cuda" takes CuPy arrays or CUDA torch tensors. "cpu" takes NumPy arrays (bfloat16 is that
-        of ``ml_dtypes``) or CPU tensors and runs the same kernel source without a GPU, slowly.
+        "cuda", or "cpu", which emulates the kernels.
 
     Returns
     -------
     array, shape (..., N, D)
-        Outputs in the dtype of k and of its kind, with the leading dimensions of k, v and the
-        initial state, broadcast. Where no token has a weight the output is 0.
+        Outputs in the dtype of k, with the leading dimensions of k, v and the initial state. Where
+        no token has a weight the output is 0.
     WKVState
         With ``return_state=True``: three arrays (..., D) in float32.
 
     Raises
     ------
-    TypeError
-        If an argument is no array of its kind and dtype, or `initial_state` is no WKVState.
-    ValueError
-        If shapes or devices do not fit together, `decay` is not positive and finite, or `device`
-        is unknown.
-    ImportError
-        If CuPy is missing and `device` is "cuda".
-    RuntimeError
-        If `device` is "cpu" and there is no C++ compiler.
+    TypeError, ValueError, ImportError, RuntimeError
+        As all of `lesson_code.cupy`; ValueError also if `decay` is not positive and finite. Its
+        values are checked in eager mode only, not under ``torch.compile``, ``torch.func`` or while
+        a CUDA graph is captured. The check waits for the GPU.
 
     Notes
     -----
-    Inputs are not copied unless the D numbers of a token lie apart in memory, or the leading
-    dimensions have more than two strides. The kernel runs on the current stream.
-
-    Tensors are differentiable in all arguments, once, through the outputs and through the numerator
-    and denominator of the returned state. The backward pass is a second kernel, which goes from the
-    last token to the first; for it the first one keeps a float32 number for each token and channel,
-    and one more if k is of half precision.
-
-    The values of `decay` are checked in eager mode only, not under ``torch.compile``,
-    ``torch.func`` or while a CUDA graph is captured. The check waits for the GPU.
+    The backward pass is a second kernel, which goes from the last token to the first; for it the
+    first one keeps a float32 number for each token and channel, and one more if k is of half
+    precision. Of a returned state it goes through numerator and denominator.
 
     No exponential overflows: each is of a difference to the largest exponent (keys below -1e38
     count as -inf). NaN reaches the outputs that depend on it, later ones of its own channel and
