@@ -353,9 +353,8 @@ class Launch:
         """Add everything to the trace. ``line_numbers`` tells the lines of a list of places."""
         if self.error:
             raise self.error
-        trace, counts = self.trace, Counts(launches=1)
-        for name in ("blocks", "barriers", "idle_threads", "thread_phases", "tile_products"):
-            setattr(counts, name, getattr(counters, name))
+        names = ("blocks", "barriers", "idle_threads", "thread_phases", "tile_products")
+        trace, counts = self.trace, Counts(1, **{name: getattr(counters, name) for name in names})
         trace.idle[self.kernel] = [
             idle / threads
             for idle, threads in zip(counters.idle_in_phase, counters.threads_in_phase, strict=True)
@@ -375,9 +374,7 @@ class Launch:
             read = (self.kernel, lines[int(event["place"])], int(event["thread"]))
             if read[:2] not in {other[:2] for other in trace.unwritten}:
                 trace.unwritten.append(read)
-        total = trace.kernels.setdefault(self.kernel, Counts())
-        for field in dataclasses.fields(Counts):
-            setattr(total, field.name, getattr(total, field.name) + getattr(counts, field.name))
+        _increase(trace.kernels.setdefault(self.kernel, Counts()), dataclasses.asdict(counts))
         if self.warp is not None:
             trace._warps.setdefault(self.kernel, (self.warp, lines, bool(len(self.starts))))
 
@@ -394,26 +391,23 @@ class Launch:
         space = "shared" if pair[0]["kind"] & SHARED else "global"
         return Race(self.kernel, space, *zip(one, other, strict=True))
 
-    def _add(
-        self, counts, line, kind, size, accesses, lanes, passes, ideal, sectors=0, ideal_sectors=0
-    ) -> None:
+    def _add(self, counts, line, kind, size, accesses, lanes, passes, ideal, *sectors) -> None:
+        """Count one instruction; `sectors` are there, and how few they could be, if global."""
         space = "shared" if kind & SHARED else "global"
         way = "store" if kind & STORE else "load"
         if space == "shared":
-            counts.shared_accesses += accesses
-            counts.shared_passes += passes
-            counts.ideal_passes += ideal
+            counted = {"shared_accesses": accesses, "shared_passes": passes, "ideal_passes": ideal}
         else:
-            counts.global_accesses += accesses
-            counts.global_lines += passes
-            counts.ideal_lines += ideal
-            counts.global_sectors += sectors
-            counts.ideal_sectors += ideal_sectors
-            name = f"global_{way}_bytes"
-            setattr(counts, name, getattr(counts, name) + lanes * size)
+            counted = {"global_accesses": accesses, "global_lines": passes, "ideal_lines": ideal}
+            counted |= zip(("global_sectors", "ideal_sectors"), sectors, strict=True)
+            counted[f"global_{way}_bytes"] = lanes * size
+        _increase(counts, counted)
         key = (self.kernel, line, space, way, size)
         access = self.trace._accesses.setdefault(key, Access(*key))
-        access.accesses += accesses
-        access.lanes += lanes
-        access.passes += passes
-        access.ideal_passes += ideal
+        counted = {"accesses": accesses, "lanes": lanes, "passes": passes, "ideal_passes": ideal}
+        _increase(access, counted)
+
+
+def _increase(counts: Counts | Access, by: dict[str, int]) -> None:
+    for name, number in by.items():
+        setattr(counts, name, getattr(counts, name) + number)
