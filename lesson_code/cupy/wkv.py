@@ -108,9 +108,10 @@ def wkv(
         with _kernels.place(k):
             w, u = _arrays.floats(decay), _arrays.floats(bonus)
             _arguments.check_values("decay", w, "positive and finite", (w <= 0) | (w == np.inf))
-            numerator, denominator, maximum = _begin(initial_state, k, v, device)
-            parts = numerator, denominator, maximum.clip(min=EMPTY)  # float16 has made -inf of it
+            parts = _begin(initial_state, k, v, device)
             begin = _arrays.join([x[..., None, :] for x in parts], axis=-2)
+            maximum = begin[..., 2, :]
+            maximum[maximum < EMPTY] = EMPTY  # float16 has made -inf of it
             out, last, _, _ = forward(k, v, w, u, begin, keep=False)
         state = [last[..., row, :] for row in range(3)]
     return (out, _arrays.states(k).WKVState(*state)) if return_state else out
