@@ -194,6 +194,12 @@ def run(module, name, grid, block, *arguments, **options) -> None:
     module.launch(name, grid, block, values, buffers=arrays, **options)
 
 
+def traced(module, name, grid, block, *arguments, **options) -> emulator.Trace:
+    with emulator.trace() as trace:
+        run(module, name, grid, block, *arguments, **options)
+    return trace
+
+
 def line(text: str, source: str = SOURCE) -> int:
     return source[: source.index(text)].count("\n") + 1
 
@@ -389,8 +395,7 @@ def test_lines_count_from_the_start_of_the_array(module):
 def test_bank_conflicts_of_a_transposition(width, passes):
     x = numbers(1024).reshape(32, 32)
     y = np.zeros_like(x)
-    with emulator.trace() as trace:
-        run(compiled(WIDTH=width), "transpose", 1, 256, x, y)
+    trace = traced(compiled(WIDTH=width), "transpose", 1, 256, x, y)
     assert np.array_equal(y, x.T)
     counts = trace.kernels["transpose"]
     assert counts.shared_accesses == 64  # 32 rows stored, 32 columns loaded
@@ -406,8 +411,7 @@ def test_bank_conflicts_of_a_transposition(width, passes):
 
 def test_wide_accesses_go_in_quarter_warps(module):
     x = numbers(128)
-    with emulator.trace() as trace:
-        run(module, "rotate", 1, 32, x, shared_bytes=512)
+    trace = traced(module, "rotate", 1, 32, x, shared_bytes=512)
     counts = trace.kernels["rotate"]
     assert (counts.shared_accesses, counts.shared_passes, counts.ideal_passes) == (2, 8, 8)
     assert (counts.global_accesses, counts.global_lines, counts.ideal_lines) == (2, 8, 8)
@@ -431,8 +435,7 @@ def test_barriers_and_idle_threads(module):
 def test_tile_products(tiles):
     module, dtype = tiles
     a, b, c = np.zeros(256, dtype), np.zeros(128, dtype), np.zeros(128, np.float32)
-    with emulator.trace() as trace:
-        run(module, "product", 5, 32, a, b, c)
+    trace = traced(module, "product", 5, 32, a, b, c)
     counts = trace.kernels["product"]
     assert (counts.tile_products, counts.multiply_adds) == (5, 5 * 16 * 16 * 8)
     loads = [one for one in trace.accesses if one.space == "shared" and one.kind == "load"]
@@ -452,8 +455,7 @@ def test_only_what_runs_inside_is_traced(module):
 
 def test_lanes_that_are_not_there(module):
     x, out = numbers(64), np.zeros(64, np.float32)
-    with emulator.trace() as trace:
-        run(module, "add", 1, 32, x, x, out, np.int32(30))
+    trace = traced(module, "add", 1, 32, x, x, out, np.int32(30))
     at_line = line("c[i] = ")
     assert trace.lanes("add", at_line, kind="store").tolist() == [*range(0, 120, 4), -1, -1]
     with pytest.raises(
@@ -495,11 +497,9 @@ def test_a_missing_barrier_changes_the_result_with_the_order(module):
 
 def test_a_missing_barrier_is_a_race(module):
     x, sums = numbers(256), np.zeros(1, np.float32)
-    with emulator.trace() as trace:
-        run(module, "block_sum", 1, 256, x, sums)
+    trace = traced(module, "block_sum", 1, 256, x, sums)
     trace.check()
-    with emulator.trace() as trace:
-        run(compiled(BARRIER=""), "block_sum", 1, 256, x, sums)
+    trace = traced(compiled(BARRIER=""), "block_sum", 1, 256, x, sums)
     assert {race.space for race in trace.races} == {"shared"}
     first, second = line("part[threadIdx.x] = x["), line("part[threadIdx.x] += ")
     assert (first, second) in {race.lines for race in trace.races}
@@ -521,8 +521,7 @@ def test_a_missing_barrier_is_a_race(module):
     ],
 )
 def test_races_in_a_warp(between, is_race):
-    with emulator.trace() as trace:
-        run(compiled(SYNCWARP=between), "neighbors", 1, 32, numbers(32))
+    trace = traced(compiled(SYNCWARP=between), "neighbors", 1, 32, numbers(32))
     assert bool(trace.races) == is_race
     for race in trace.races:
         assert "no __syncwarp() orders the two" in str(race)
@@ -534,15 +533,13 @@ def test_a_race_between_blocks(module):
         for _ in range(2):  # one launch after the other is in order
             run(module, "all_add", 1, 1, x)
     trace.check()
-    with emulator.trace() as trace:
-        run(module, "all_add", 2, 1, x)
+    trace = traced(module, "all_add", 2, 1, x)
     with pytest.raises(emulator.RaceError, match="thread 0 of block 0 .* blocks of one launch"):
         trace.check()
 
 
 def test_unwritten_shared_memory(module):
-    with emulator.trace() as trace:
-        run(module, "unwritten", 1, 32, np.zeros(32, np.float32))
+    trace = traced(module, "unwritten", 1, 32, np.zeros(32, np.float32))
     assert trace.unwritten == [("unwritten", line("part[threadIdx.x + 1]"), 31)]
     with pytest.raises(emulator.RaceError, match=r"thread 31 loads in line \d+ from shared"):
         trace.check()
@@ -581,8 +578,7 @@ def test_an_address_in_no_array(module):
         pytest.raises(RuntimeError, match=rf"{line('far')}: thread 0 stores 4 bytes out"),
     ):
         run(module, "far", 1, 1, x, np.int64(8))
-    with emulator.trace() as trace:
-        run(module, "far", 1, 1, x, np.int64(7))
+    trace = traced(module, "far", 1, 1, x, np.int64(7))
     assert trace.kernels["far"].global_store_bytes == 4
 
 
@@ -848,7 +844,6 @@ def test_sixteen_bytes_by_way_of_a_variable():
             to[threadIdx.x] = number;
         }
     """
-    with emulator.trace() as trace:
-        run(emulator.load(source), "copy", 1, 32, *np.ones((2, 32, 4), np.float32))
+    trace = traced(emulator.load(source), "copy", 1, 32, *np.ones((2, 32, 4), np.float32))
     counts = trace.kernels["copy"]
     assert (counts.global_accesses, counts.global_lines) == (2, 8)
