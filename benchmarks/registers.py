@@ -25,7 +25,7 @@ import torch
 
 from lesson_code import results
 from lesson_code.cupy import _kernels, nvrtc
-from lesson_code.cupy.causal_scan import causal_scan
+from lesson_code.cupy.linear import causal_scan
 from lesson_code.cupy.wkv import wkv
 
 GPUS = {  # the multiprocessors of one GPU of each architecture
@@ -94,12 +94,8 @@ def launches(architecture, kernel, dtype, width):
         )
         seen[Launch(file, tuple(macros.items()), name, block, shared_bytes)] = None
 
-    on_gpu = {
-        "run": note,
-        "capability": lambda array: capability(architecture),
-        "processors": lambda array: GPUS[architecture][1],
-    }
-    with mock.patch.multiple(_kernels, **on_gpu):
+    gpu = _kernels.Gpu(capability(architecture), GPUS[architecture][1])
+    with mock.patch.multiple(_kernels, run=note, gpu=lambda array: gpu):
         for call in calls(kernel, dtype, width):
             with torch.no_grad():  # keeps less than a forward pass before a backward pass
                 _unless_refused(call)
@@ -127,7 +123,7 @@ def all_launches(architectures, kernels, widths=None):
 
 def fingerprint():
     """A number of the kernel files without comments and spaces, and of all launches."""
-    files = ("gpu.h", "rows.h", "causal_scan.cu", "wkv.cu")
+    files = ("gpu.h", "rows.h", "linear.cu", "wkv.cu")
     texts = [re.sub(r"//.*|\s+", " ", _kernels.text(file)).split() for file in files]
     launched = all_launches(GPUS, DTYPES)
     return hashlib.sha256(repr((texts, launched, nvrtc.OPTIONS)).encode()).hexdigest()

@@ -4,6 +4,7 @@ A kernel takes addresses, so nothing is converted: it reads the caller's memory 
 that the array has, and writes into arrays of the caller's own library.
 """
 
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from lesson_code import _arguments
 
 DTYPES = ("float32", "float16", "bfloat16")
-DEVICES = ("cuda", "cpu")
 
 # What a kernel is told about an array (..., N, width): struct Rows in the .cu files.
 ROWS = np.dtype(
@@ -39,6 +39,21 @@ def device(array) -> str:
     return array.device.type if kind == "torch" else "cuda" if kind == "cupy" else "cpu"
 
 
+def states(array):
+    """The package whose states go with an array.
+
+    This is all that is imported of ``lesson_code.torch`` here, which itself is built on this
+    package: a caller with tensors, and no state yet, is given one of its states.
+    """
+    if library(array) == "torch":
+        from lesson_code import torch
+
+        return torch
+    from lesson_code import numpy
+
+    return numpy
+
+
 def c_type(array) -> str:
     """The dtype as the .cu files call it."""
     name = _arguments.dtype_name(array)
@@ -47,16 +62,12 @@ def c_type(array) -> str:
 
 def check_arrays(on: str, **arrays) -> None:
     """Refuse what is no array of floats on this device, of the kind and dtype of the first."""
-    if on not in DEVICES:
+    if on not in ("cuda", "cpu"):
         raise ValueError(f"device must be 'cuda' or 'cpu', got {on!r}.")
     first, like = next(iter(arrays.items()))
     for name, array in arrays.items():
-        _check_place(on, name, array)
-        if library(array) != library(like):
-            raise TypeError(_other_kind(name, array, first, like))
+        _check_kind(on, name, array, first, like)
         dtype, expected = _arguments.dtype_name(array), _arguments.dtype_name(like)
-        if dtype not in DTYPES:
-            raise TypeError(f"{name} must have dtype float32, float16 or bfloat16, got {dtype}.")
         if dtype != expected:
             raise TypeError(f"{name} must have the dtype of {first}, {expected}, got {dtype}.")
         _arguments.check_device(name, array, first, like)
@@ -64,85 +75,71 @@ def check_arrays(on: str, **arrays) -> None:
 
 def check_state(on: str, name: str, array, like_name: str, like, sizes: dict) -> None:
     """Refuse what cannot be part of a state beside `like`: float32 or its dtype, (..., *sizes)."""
-    check_arrays(on, **{name: array})
-    if library(array) != library(like):
-        raise TypeError(_other_kind(name, array, like_name, like))
+    _check_kind(on, name, array, like_name, like)
     _arguments.check_state_beside(name, array, like_name, like, **sizes)
 
 
-def _check_place(on, name, array):
+def _check_kind(on, name, array, like_name, like) -> None:
     is_array = library(array) in ("numpy", "torch", "cupy") and hasattr(array, "__dlpack__")
-    if is_array and library(array) == "torch" and not _is_strided(array):
+    is_tensor = is_array and library(array) == "torch"
+    if is_tensor and (str(array.layout) != "torch.strided" or array.is_nested):
         raise TypeError(f"{name} must be a dense tensor, got one of layout {array.layout}.")
-    if is_array and device(array) == on and not isinstance(array, _arguments.NOT_PLAIN):
-        return
-    got = f"a tensor on {array.device}" if library(array) == "torch" and is_array else _kind(array)
-    if on == "cpu":
-        message = (
-            f"{name} must be a NumPy array or a torch CPU tensor with device='cpu', got {got}."
-        )
-    else:
-        message = f"{name} must be a CuPy array or a CUDA torch tensor, got {got}"
-        here = is_array and device(array) == "cpu"
-        message += "; device='cpu' runs the kernels on it without a GPU." if here else "."
-    raise (ValueError if is_array and library(array) == "torch" else TypeError)(message)
-
-
-def _is_strided(tensor) -> bool:
-    """Whether it is neither sparse nor nested: numbers at addresses that strides tell."""
-    return str(tensor.layout) == "torch.strided" and not tensor.is_nested
-
-
-def _other_kind(name, array, like_name, like) -> str:
-    return f"{name} must be a {_kind(like)}, as {like_name} is, got {_kind(array)}."
+    if not is_array or device(array) != on or isinstance(array, _arguments.NOT_PLAIN):
+        got = f"a tensor on {array.device}" if is_tensor else _kind(array)
+        if on == "cpu":
+            expected = "a NumPy array or a torch CPU tensor with device='cpu'"
+            hint = ""
+        else:
+            expected = "a CuPy array or a CUDA torch tensor"
+            here = is_array and device(array) == "cpu"
+            hint = "; device='cpu' runs the kernels on it without a GPU" if here else ""
+        error = ValueError if is_tensor else TypeError
+        raise error(f"{name} must be {expected}, got {got}{hint}.")
+    if library(array) != library(like):
+        raise TypeError(f"{name} must be a {_kind(like)}, as {like_name} is, got {_kind(array)}.")
+    dtype = _arguments.dtype_name(array)
+    if dtype not in DTYPES:
+        raise TypeError(f"{name} must have dtype float32, float16 or bfloat16, got {dtype}.")
 
 
 def _kind(array) -> str:
     return f"{library(array)}.{type(array).__name__}"
 
 
+# ---- What the libraries call by different names. -------------------------------------------------
+
+
 def empty(shape, dtype: str, like):
     """An array without values, of the library and on the device of `like`."""
-    match library(like):
-        case "torch":
-            import torch
-
-            return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
-        case "cupy":
-            import cupy
-
-            return cupy.empty(shape, like.dtype if dtype == _arguments.dtype_name(like) else dtype)
-        case _:
-            return np.empty(
-                shape, like.dtype.newbyteorder("=") if dtype == like.dtype.name else dtype
-            )
+    package = sys.modules[library(like)]
+    if library(like) == "torch":
+        return package.empty(shape, dtype=getattr(package, dtype), device=like.device)
+    # bfloat16 is a dtype of NumPy's only as that of an array that has it.
+    is_same = dtype == _arguments.dtype_name(like)
+    return package.empty(shape, like.dtype.newbyteorder("=") if is_same else dtype)
 
 
 def broadcast(array, shape):
     """The array with leading dimensions repeated, without a copy."""
+    return sys.modules[library(array)].broadcast_to(array, shape)
+
+
+def floats(array):
+    """The array in float32."""
+    return array.float() if library(array) == "torch" else array.astype("float32")
+
+
+def join(arrays, axis: int = -1):
+    """One array of float32 of all of them, side by side along an axis."""
+    package = sys.modules[library(arrays[0])]
+    return package.concatenate([floats(array) for array in arrays], axis=axis)
+
+
+def contiguous(array):
+    """The array itself if its numbers lie one after the other, else a copy."""
     if library(array) == "torch":
-        return array.expand(shape)
-    if library(array) == "cupy":
-        import cupy
-
-        return cupy.broadcast_to(array, shape)
-    return np.broadcast_to(array, shape)
-
-
-def join(arrays):
-    """A new array of float32 with the columns of all of them."""
-    match library(arrays[0]):
-        case "torch":
-            import torch
-
-            return torch.cat([array.float() for array in arrays], dim=-1)
-        case "cupy":
-            import cupy
-
-            with arrays[0].device:
-                return cupy.concatenate([array.astype("float32") for array in arrays], axis=-1)
-        case _:
-            return np.concatenate([array.astype("float32") for array in arrays], axis=-1)
+        return array.contiguous()
+    return sys.modules[library(array)].ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
 def address(array) -> int:
@@ -154,6 +151,11 @@ def address(array) -> int:
             return array.data.ptr
         case _:
             return array.__array_interface__["data"][0]
+
+
+def itemsize(array) -> int:
+    """Bytes of one number."""
+    return array.element_size() if library(array) == "torch" else array.itemsize
 
 
 def strides(array) -> tuple:
@@ -170,17 +172,6 @@ def extent(array) -> tuple[int, int]:
         return address(array), 0
     start = sum(d for d in reach if d < 0) * itemsize(array)
     return address(array) + start, (sum(map(abs, reach)) + 1) * itemsize(array)
-
-
-def contiguous(array):
-    """The array itself if its numbers lie one after the other, else a copy."""
-    if library(array) == "torch":
-        return array.contiguous()
-    if library(array) == "cupy":
-        import cupy
-
-        return cupy.ascontiguousarray(array)
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
 class Rows(NamedTuple):
@@ -209,11 +200,6 @@ def rows(array, leading: tuple, *, reverse: bool = False, ones: int = 0) -> Rows
         start, token = start + (N - 1) * token * itemsize(array), -token
     values = (start, outer, inner, token, inner_count, width, ones, 0)
     return Rows(array, np.array(values, ROWS))
-
-
-def itemsize(array) -> int:
-    """Bytes of one number."""
-    return array.element_size() if library(array) == "torch" else array.itemsize
 
 
 def _layout(array):

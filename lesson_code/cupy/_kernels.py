@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from importlib.resources import files
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,27 +31,18 @@ def options(macros: dict) -> tuple:
     )
 
 
-def load(file: str, macros: dict, device: str):
-    """The kernels of a file, compiled with these macros: an object with a method ``launch``."""
-    return (_load_cpu if device == "cpu" else _load_cuda)(file, tuple(macros.items()))
-
-
 def run(file, macros, name, grid, block, *arguments, shared_bytes=0) -> None:
-    """Start one kernel where its arrays are.
+    """Start one kernel of a file, compiled with these macros, where its arrays are.
 
     Arguments are arrays, `_arrays.Rows`, None for no array, or integers.
     """
     arrays = [
         getattr(x, "array", x) for x in arguments if not isinstance(x, int | np.integer | None)
     ]
-    load(file, macros, _arrays.device(arrays[0])).launch(
-        name,
-        grid,
-        block,
-        [_argument(x) for x in arguments],
-        shared_bytes,
-        buffers=[_arrays.extent(array) for array in arrays],
-    )
+    values, buffers = [_argument(x) for x in arguments], [_arrays.extent(x) for x in arrays]
+    with place(arrays[0]):
+        module = load(file, tuple(macros.items()), _arrays.device(arrays[0]))
+        module.launch(name, grid, block, values, shared_bytes, buffers=buffers)
 
 
 def _argument(x):
@@ -75,14 +67,12 @@ def cupy():
 
 
 @functools.cache
-def _load_cpu(file: str, macros: tuple):
-    from lesson_code.cupy import emulator
+def load(file: str, macros: tuple, device: str):
+    """The kernels of a file, compiled: an object with a method ``launch``."""
+    if device == "cpu":
+        from lesson_code.cupy import emulator
 
-    return emulator.load(source(file), dict(macros), name=file)
-
-
-@functools.cache
-def _load_cuda(file: str, macros: tuple):
+        return emulator.load(source(file), dict(macros), name=file)
     code = text("gpu.h") + source(file)
     return _CudaModule(cupy().RawModule(code=code, options=options(dict(macros))))
 
@@ -123,38 +113,29 @@ def place(array):
         yield
 
 
-def capability(array) -> tuple[int, int]:
-    """Compute capability of the GPU that holds the array; the emulator can do what (8, 0) can."""
-    if _arrays.library(array) == "torch" and array.device.type == "cuda":
+class Gpu(NamedTuple):
+    """What the launches ask of a GPU. The emulator poses as a small one that can do all."""
+
+    capability: tuple[int, int] = (8, 0)
+    processors: int = 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that a block may ask for."""
+        kilobytes = {(7, 5): 64, (8, 0): 163, (8, 7): 163}
+        kilobytes |= dict.fromkeys([(9, 0), (10, 0), (10, 3), (11, 0)], 227)
+        return 1024 * kilobytes.get(self.capability, 99)
+
+
+def gpu(array) -> Gpu:
+    """The GPU that holds the array."""
+    if _arrays.device(array) == "cpu":
+        return Gpu()
+    if _arrays.library(array) == "torch":
         import torch
 
-        return torch.cuda.get_device_capability(array.device)
-    if _arrays.library(array) == "cupy":
-        version = array.device.compute_capability  # "75", or "100"
-        return int(version[:-1]), int(version[-1])
-    return 8, 0
-
-
-def processors(array) -> int:
-    """Multiprocessors of the GPU that holds the array; the emulator does as if it had a few."""
-    if _arrays.library(array) == "torch" and array.device.type == "cuda":
-        import torch
-
-        return torch.cuda.get_device_properties(array.device).multi_processor_count
-    if _arrays.library(array) == "cupy":
-        return array.device.attributes["MultiProcessorCount"]
-    return 4
-
-
-def shared_memory(capability: tuple[int, int]) -> int:
-    """Bytes of shared memory that a block may ask for."""
-    kilobytes = {
-        (7, 5): 64,
-        (8, 0): 163,
-        (8, 7): 163,
-        (9, 0): 227,
-        (10, 0): 227,
-        (10, 3): 227,
-        (11, 0): 227,
-    }
-    return 1024 * kilobytes.get(capability, 99)
+        it = torch.cuda.get_device_properties(array.device)
+        return Gpu((it.major, it.minor), it.multi_processor_count)
+    version = array.device.compute_capability  # "75", or "100"
+    capability = int(version[:-1]), int(version[-1])
+    return Gpu(capability, array.device.attributes["MultiProcessorCount"])

@@ -1,7 +1,7 @@
-"""How the kernels of causal_scan.cu are launched: their macros, grids, and the memory they need."""
+"""How the kernels of linear.cu are launched: their macros, grids, and the memory they need."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,17 +10,6 @@ from lesson_code.cupy import _arrays, _kernels
 CHUNK = 64
 MIN_SEGMENT = 4 * CHUNK  # tokens: a shorter segment would not be worth its state
 BLOCKS_PER_PROCESSOR = 2  # fewer would leave a multiprocessor waiting for memory
-
-
-class Operand(NamedTuple):
-    """An array (..., N, width) in one of the places of a scan, and columns of ones behind it."""
-
-    array: Any
-    ones: int = 0
-
-    @property
-    def width(self) -> int:
-        return self.array.shape[-1] + self.ones
 
 
 class Shape(NamedTuple):
@@ -43,35 +32,40 @@ class Shape(NamedTuple):
 
 def scan(
     kernel: str,
-    operands: tuple[Operand, Operand, Operand],
-    leading: tuple,
-    dtype: str,
-    *,
+    q,
+    k,
+    v,
     initial=None,
+    *,
+    ones: tuple[int, int, int] = (0, 0, 0),
+    dtype: str,
     keep: bool = False,
     normalize: bool = False,
     reverse: bool = False,
 ):
     """One scan by one kernel: (outputs, last state or None, normalizers or None).
 
-    `operands` stand in the places of q, k and v; states are arrays (..., features, columns) of
-    float32, and a column of ones behind v makes z the last of the columns. `reverse` lets time run
-    backwards.
+    `ones` are columns of ones behind q, k and v; one behind v makes z the last column of a state.
+    States are arrays (..., features, columns) of float32. The outputs have the dtype `dtype`.
+    `reverse` lets time run backwards.
     """
-    q, k, v = operands
-    N, values, like = k.array.shape[-2], v.array.shape[-1], q.array
-    shape = Shape(math.prod(leading), N, max(q.width, k.width), values, v.ones)
-    state = (*leading, shape.features, shape.columns)
-    out = _arrays.empty((*leading, N, values), dtype, like)
-    last = _arrays.empty(state, "float32", like) if keep else None
-    normalizers = _arrays.empty((*leading, N), "float32", like) if normalize else None
+    states = () if initial is None else initial.shape[:-2]
+    leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], states)
+    N, values = v.shape[-2:]
+    features = max(q.shape[-1] + ones[0], k.shape[-1] + ones[1])
+    shape = Shape(math.prod(leading), N, features, values, ones[2])
+    state = (*leading, features, shape.columns)
+    out = _arrays.empty((*leading, N, values), dtype, q)
+    last = _arrays.empty(state, "float32", q) if keep else None
+    normalizers = _arrays.empty((*leading, N), "float32", q) if normalize else None
     if shape.heads:
         if initial is not None:
             initial = _arrays.contiguous(_arrays.broadcast(initial, state))
-        places = [(x.array, x.ones) for x in operands] + [(out, 0)]
-        rows = [_arrays.rows(x, leading, ones=ones, reverse=reverse) for x, ones in places]
-        with _kernels.place(like):
-            LAUNCHES[kernel](shape, rows, initial, last, normalizers)
+        rows = [
+            _arrays.rows(x, leading, ones=columns, reverse=reverse)
+            for x, columns in zip((q, k, v, out), (*ones, 0), strict=True)
+        ]
+        LAUNCHES[kernel](shape, rows, initial, last, normalizers)
     return out, last, normalizers
 
 
@@ -81,16 +75,14 @@ def recurrent(shape, rows, initial, last, normalizers):
     macros = {
         "RECURRENT": 1,
         **_types(rows),
-        "FEATURES": shape.padded_features,
+        **_sizes(shape, normalizers),
         "PARTS": parts,
         "COLUMNS": columns,
-        "ONES": shape.ones,
-        "NORMALIZE": int(normalizers is not None),
     }
     grid = (shape.heads, blocks(shape.values, columns))
     block = round_up((columns + shape.ones) * parts, 32)
     arguments = (*rows, initial, last, normalizers, shape.N, shape.features)
-    _run(macros, "recurrent", grid, block, *arguments)
+    _kernels.run("linear.cu", macros, "recurrent", grid, block, *arguments)
 
 
 def chunked(shape, rows, initial, last, normalizers):
@@ -99,10 +91,8 @@ def chunked(shape, rows, initial, last, normalizers):
     macros = {
         "CHUNKED": 1,
         **_types(rows),
-        "FEATURES": shape.padded_features,
+        **_sizes(shape, normalizers),
         "STATE_COLUMNS": state_columns,
-        "ONES": shape.ones,
-        "NORMALIZE": int(normalizers is not None),
     }
     chunks = -(-shape.N // CHUNK)
     states = (shape.heads, chunks, shape.features, shape.columns)
@@ -111,68 +101,85 @@ def chunked(shape, rows, initial, last, normalizers):
     grid = (shape.heads, blocks(shape.columns, state_columns))
     block = shape.padded_features * state_columns // 16
     arguments = (k, v, initial, states, last, shape.N, shape.features)
-    _run(macros, "chunk_states", grid, block, *arguments)
+    _kernels.run("linear.cu", macros, "chunk_states", grid, block, *arguments)
     if chunks:
         grid = (shape.heads * chunks, blocks(shape.values, 64))
         arguments = (*rows, states, normalizers, shape.N, shape.features)
-        _run(macros, "chunk_outputs", grid, 256, *arguments)
+        _kernels.run("linear.cu", macros, "chunk_outputs", grid, 256, *arguments)
 
 
 def tensor_core(shape, rows, initial, last, normalizers):
     q, k, v, out = rows
-    chunk, slab, shared_bytes = _tiles(shape, out.array)
+    gpu = _kernels.gpu(out.array)
+    chunk, slab, shared_bytes = _tiles(shape, gpu)
     macros = {
         "TENSOR_CORE": 1,
         "TYPE": _arrays.c_type(out.array),
-        "FEATURES": shape.padded_features,
+        **_sizes(shape, normalizers),
         "CHUNK": chunk,
         "SLAB": slab,
-        "ONES": shape.ones,
-        "NORMALIZE": int(normalizers is not None),
         "ALIGNED": int(all(map(_is_aligned, rows))),
     }
     slabs = blocks(shape.values, slab)
-    segments, length = _segments(shape, slabs, out.array)
+    segments, length = _segments(shape, slabs, gpu)
     grid, block = (shape.heads * segments, slabs), 2 * chunk
     cut = (shape.N, shape.features, segments, length)
+    shared = {"shared_bytes": shared_bytes}
     states = initial
     if segments > 1:
         size = shape.features * shape.columns
         total = shape.heads * size
         states = _arrays.empty((shape.heads, segments, size), "float32", out.array)
-        _run(macros, "segment_sums", grid, block, k, v, states, *cut, shared_bytes=shared_bytes)
-        arguments = (states, initial, last, size, segments, np.int64(total))
-        _run(macros, "segment_states", blocks(total, 256), 256, *arguments)
+        sums = (k, v, states, *cut)
+        _kernels.run("linear.cu", macros, "segment_sums", grid, block, *sums, **shared)
+        before = (states, initial, last, size, segments, np.int64(total))
+        _kernels.run("linear.cu", macros, "segment_states", blocks(total, 256), 256, *before)
         last = None  # is written
     arguments = (*rows, states, last, normalizers, *cut)
-    _run(macros, "segment_outputs", grid, block, *arguments, shared_bytes=shared_bytes)
+    _kernels.run("linear.cu", macros, "segment_outputs", grid, block, *arguments, **shared)
 
 
 LAUNCHES = {"recurrent": recurrent, "chunked": chunked, "tensor_core": tensor_core}
 
 
-def _tiles(shape, like) -> tuple[int, int, int]:
+def _types(rows) -> dict:
+    names = ("Q_TYPE", "K_TYPE", "V_TYPE", "OUT_TYPE")
+    return {name: _arrays.c_type(x.array) for name, x in zip(names, rows, strict=True)}
+
+
+def _sizes(shape, normalizers) -> dict:
+    normalize = int(normalizers is not None)
+    return {"FEATURES": shape.padded_features, "ONES": shape.ones, "NORMALIZE": normalize}
+
+
+def _tiles(shape, gpu) -> tuple[int, int, int]:
     """(tokens of a chunk, columns of a block, bytes of shared memory): the largest that fit."""
     wide = 64 if shape.padded_features <= 144 else 32  # wider states would not fit the registers
-    if shape.values <= 32 or shape.heads * blocks(shape.values, wide) < _kernels.processors(like):
+    if shape.values <= 32 or shape.heads * blocks(shape.values, wide) < gpu.processors:
         wide = 32
-    limit = _kernels.shared_memory(_kernels.capability(like))
     for chunk, slab in ((CHUNK, wide), (CHUNK // 2, 32), (CHUNK // 2, 16)):
         columns = slab + 16 * shape.ones
         numbers = 2 * chunk * (max(shape.padded_features, slab) + 8)  # queries and keys
         numbers += (chunk + shape.padded_features) * (columns + 8)  # values and state
         shared_bytes = 2 * numbers + 4 * (chunk // 16)
-        if shared_bytes <= limit:
+        if shared_bytes <= gpu.shared_bytes:
             break
     return chunk, slab, shared_bytes
 
 
-def _segments(shape, slabs, like) -> tuple[int, int]:
+def _segments(shape, slabs, gpu) -> tuple[int, int]:
     """(how many, tokens of each): as many as fill the GPU, each a multiple of the chunk."""
-    wanted = -(-BLOCKS_PER_PROCESSOR * _kernels.processors(like) // (shape.heads * slabs))
+    wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // (shape.heads * slabs))
     segments = max(1, min(wanted, shape.N // MIN_SEGMENT))
     length = max(CHUNK, round_up(-(-shape.N // segments), CHUNK))
     return blocks(shape.N, length), length
+
+
+def _is_aligned(rows) -> bool:
+    """Whether a kernel may read eight 16-bit numbers at a time."""
+    struct = rows.struct
+    steps = (struct[name] % 8 for name in ("outer", "inner", "token"))
+    return struct["data"] % 16 == 0 and not any(steps)
 
 
 def split_gradient(grad, out, normalizers, dtype):
@@ -184,9 +191,8 @@ def split_gradient(grad, out, normalizers, dtype):
     if tokens:
         g, o, b = (_arrays.rows(x, tuple(leading)) for x in (grad, out, both))
         macros = {"GRADIENT": 1, "OUT_TYPE": _arrays.c_type(out), "BOTH_TYPE": _arrays.c_type(both)}
-        with _kernels.place(out):
-            arguments = (g, o, normalizers, b, N, np.int64(tokens))
-            _run(macros, "split_gradient", blocks(tokens, 4), 128, *arguments)
+        arguments = (g, o, normalizers, b, N, np.int64(tokens))
+        _kernels.run("linear.cu", macros, "split_gradient", blocks(tokens, 4), 128, *arguments)
     return both
 
 
@@ -197,19 +203,3 @@ def blocks(size: int, block: int) -> int:
 
 def round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
-
-
-def _types(rows) -> dict:
-    names = ("Q_TYPE", "K_TYPE", "V_TYPE", "OUT_TYPE")
-    return {name: _arrays.c_type(x.array) for name, x in zip(names, rows, strict=True)}
-
-
-def _is_aligned(rows) -> bool:
-    """Whether a kernel may read eight 16-bit numbers at a time."""
-    struct = rows.struct
-    steps = (struct[name] % 8 for name in ("outer", "inner", "token"))
-    return struct["data"] % 16 == 0 and not any(steps)
-
-
-def _run(macros, name, grid, block, *arguments, **options):
-    _kernels.run("causal_scan.cu", macros, name, grid, block, *arguments, **options)

@@ -5,21 +5,23 @@ from torch import Tensor
 
 from lesson_code._custom_ops import check_values, lead, once_differentiable
 from lesson_code.cupy.wkv import backward, forward
-from lesson_code.torch.wkv import WKVState, begin
+from lesson_code.numpy.wkv import EMPTY
 
 
-def wkv(k, v, decay, bonus, initial_state):
-    """(outputs, last state), both differentiable."""
+def wkv(k, v, decay, bonus, state):
+    """Outputs, and the three parts of the last state; all but the maximum differentiable."""
     check_values("decay", decay, "positive and finite", lambda w: (w <= 0) | w.isinf())
-    leading = {"k": k.shape[:-2], "v": v.shape[:-2]}
-    state = torch.stack(begin(initial_state, "k", k, k.shape[-1], **leading), dim=-2)
+    numerator, denominator, maximum = state
+    kept = maximum.detach().clamp(min=EMPTY)  # float16 has made -inf of it
+    past = (maximum - kept).exp()  # 1, but for the gradient
+    state = torch.stack([past * numerator, past * denominator, kept], dim=-2)
     heads = state.shape[:-2]
     k, v = (x.expand(*heads, *x.shape[-2:]) for x in (k, v))
     w, u = (x.float().expand(*heads, -1) for x in (decay, bonus))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, w, u, state))
     out, last, _, _ = _WKV.apply(k, v, w, u, state, keep)
     numerator, denominator, maximum = last.unbind(dim=-2)
-    return out, WKVState(numerator, denominator, maximum.detach())
+    return out, numerator, denominator, maximum.detach()
 
 
 @torch.library.custom_op("lesson_code::wkv", mutates_args=())

@@ -47,45 +47,13 @@ class Compiled(NamedTuple):
 
 
 def version() -> str:
-    """NVRTC's version, such as "12.9".
-
-    Raises
-    ------
-    ImportError
-        If CuPy or NVRTC is missing; the message says what to install.
-    """
+    """NVRTC's version, such as "12.9"; an ImportError says what to install where it is missing."""
     return ".".join(map(str, _library().getVersion()))
 
 
 def compile_for(architecture: str, file: str, macros: Mapping[str, object]) -> dict[str, Usage]:
-    """Compile one of the package's kernel files, and say what its kernels take.
-
-    Parameters
-    ----------
-    architecture : str
-        Of the GPU: "sm_75" (T4), "sm_80" (A100), "sm_90" (H100, H200), "sm_100" (B200), ...
-    file : str
-        Name of the file, such as "wkv.cu".
-    macros : dict
-        Names and values that are fixed when it is compiled.
-
-    Returns
-    -------
-    dict
-        Usage by the kernel's name.
-
-    Raises
-    ------
-    ValueError
-        If NVRTC does not know the architecture; the message lists those that it knows.
-    RuntimeError
-        If the file does not compile; the message is the compiler's.
-    ImportError
-        If CuPy or NVRTC is missing; the message says what to install.
-    """
-    return _compile(
-        architecture, f'#line 1 "rows.h"\n{_kernels.source(file)}', macros, file
-    ).kernels
+    """What the kernels of one of the package's files take, by name: see `compile_source`."""
+    return compile_source(architecture, _kernels.source(file), macros, name=file).kernels
 
 
 def compile_source(
@@ -99,37 +67,37 @@ def compile_source(
 
     Parameters
     ----------
-    architecture, macros
-        As in :func:`compile_for`.
+    architecture : str
+        Of the GPU: "sm_75" (T4), "sm_80" (A100), "sm_90" (H100, H200), "sm_100" (B200), ...
     source : str
         The text.
+    macros : dict
+        Names and values that are fixed when it is compiled.
     name : str
         What messages call it.
 
     Raises
     ------
-    ValueError, RuntimeError, ImportError
-        As :func:`compile_for`.
+    ValueError
+        If NVRTC does not know the architecture; the message lists those that it knows.
+    RuntimeError
+        If the source does not compile; the message is the compiler's.
+    ImportError
+        If CuPy or NVRTC is missing; the message says what to install.
     """
-    return _compile(architecture, f'#line 1 "{name}"\n{source}', macros or {}, name)
-
-
-def _compile(architecture, source, macros, name) -> Compiled:
     library = _library()
     known = [f"sm_{number}" for number in library.getSupportedArchs()]
     if architecture not in known:
         raise ValueError(f"architecture must be one of {', '.join(known)}, got {architecture!r}.")
-    text = f'#line 1 "gpu.h"\n{_kernels.text("gpu.h")}{source}'
-    options = (*_kernels.options(dict(macros)), *OPTIONS, f"-arch={architecture}")
+    text = f'#line 1 "gpu.h"\n{_kernels.text("gpu.h")}#line 1 "{name}"\n{source}'
+    options = (*_kernels.options(dict(macros or {})), *OPTIONS, f"-arch={architecture}")
     program = library.createProgram(text, name, (), ())
     try:
-        try:
-            library.compileProgram(program, (*options, "--ptxas-options=-v"))
-        except library.NVRTCError as error:
-            message = library.getProgramLog(program).strip() or str(error)
-            raise RuntimeError(f"{name} does not compile for {architecture}:\n{message}") from error
-        ptx = library.getPTX(program)
-        log = library.getProgramLog(program)
+        library.compileProgram(program, (*options, "--ptxas-options=-v"))
+        ptx, log = library.getPTX(program), library.getProgramLog(program)
+    except library.NVRTCError as error:
+        message = library.getProgramLog(program).strip() or str(error)
+        raise RuntimeError(f"{name} does not compile for {architecture}:\n{message}") from error
     finally:
         library.destroyProgram(program)
     ptx = ptx.decode() if isinstance(ptx, bytes) else ptx

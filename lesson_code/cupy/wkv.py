@@ -10,7 +10,7 @@ import numpy as np
 
 from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _kernels
-from lesson_code.numpy.wkv import EMPTY, WKVState
+from lesson_code.numpy.wkv import EMPTY
 
 THREADS = 32  # of a block, as in wkv.cu
 
@@ -21,7 +21,7 @@ def wkv(
     decay: Any,
     bonus: Any,
     *,
-    initial_state: WKVState | None = None,
+    initial_state: Any = None,
     return_state: bool = False,
     device: str = "cuda",
 ) -> Any:
@@ -39,54 +39,40 @@ def wkv(
     Parameters
     ----------
     k : array, shape (..., N, D)
-        Keys, the logarithms of the weights, in float32, float16 or bfloat16. -inf has weight 0.
+        Keys, the logarithms of the weights. -inf has weight 0.
     v : array, shape (..., N, D)
-        Values, in the dtype of k.
+        Values.
     decay : array, shape (D,)
         What a weight's logarithm loses per token, w > 0, in the dtype of k or float32.
     bonus : array, shape (D,)
         What is added to the key of the current token, u, in the dtype of k or float32.
     initial_state : WKVState, optional
-        State before the first token, in the dtype of k or float32: that of ``lesson_code.numpy``
-        for NumPy and CuPy arrays, that of ``lesson_code.torch`` for tensors.
+        State before the first token, in the dtype of k or float32.
     return_state : bool
         Return the state after the last token as well.
     device : str
-        "cuda" takes CuPy arrays or CUDA torch tensors. "cpu" takes NumPy arrays (bfloat16 is that
-        of ``ml_dtypes``) or CPU tensors and runs the same kernel source without a GPU, slowly.
+        "cuda", or "cpu", which emulates the kernels.
 
     Returns
     -------
     array, shape (..., N, D)
-        Outputs in the dtype of k and of its kind, with the leading dimensions of k, v and the
-        initial state, broadcast. Where no token has a weight the output is 0.
+        Outputs in the dtype of k, with the leading dimensions of k, v and the initial state. Where
+        no token has a weight the output is 0.
     WKVState
         With ``return_state=True``: three arrays (..., D) in float32.
 
     Raises
     ------
-    TypeError
-        If an argument is no array of its kind and dtype, or `initial_state` is no WKVState.
-    ValueError
-        If shapes or devices do not fit together, `decay` is not positive and finite, or `device`
-        is unknown.
-    ImportError
-        If CuPy is missing and `device` is "cuda".
-    RuntimeError
-        If `device` is "cpu" and there is no C++ compiler.
+    TypeError, ValueError, ImportError, RuntimeError
+        As all of `lesson_code.cupy`; ValueError also if `decay` is not positive and finite. Its
+        values are checked in eager mode only, not under ``torch.compile``, ``torch.func`` or while
+        a CUDA graph is captured. The check waits for the GPU.
 
     Notes
     -----
-    Inputs are not copied unless the D numbers of a token lie apart in memory, or the leading
-    dimensions have more than two strides. The kernel runs on the current stream.
-
-    Tensors are differentiable in all arguments, once, through the outputs and through the numerator
-    and denominator of the returned state. The backward pass is a second kernel, which goes from the
-    last token to the first; for it the first one keeps a float32 number for each token and channel,
-    and one more if k is of half precision.
-
-    The values of `decay` are checked in eager mode only, not under ``torch.compile``,
-    ``torch.func`` or while a CUDA graph is captured. The check waits for the GPU.
+    The backward pass is a second kernel, which goes from the last token to the first; for it the
+    first one keeps a float32 number for each token and channel, and one more if k is of half
+    precision. Of a returned state it goes through numerator and denominator.
 
     No exponential overflows: each is of a difference to the largest exponent (keys below -1e38
     count as -inf). NaN reaches the outputs that depend on it, later ones of its own channel and
@@ -117,36 +103,36 @@ def wkv(
     if _arrays.library(k) == "torch":
         from lesson_code.cupy import _torch_wkv
 
-        out, state = _torch_wkv.wkv(k, v, decay, bonus, initial_state)
+        out, *state = _torch_wkv.wkv(k, v, decay, bonus, _begin(initial_state, k, v, device))
     else:
         with _kernels.place(k):
-            w, u = decay.astype("float32"), bonus.astype("float32")
+            w, u = _arrays.floats(decay), _arrays.floats(bonus)
             _arguments.check_values("decay", w, "positive and finite", (w <= 0) | (w == np.inf))
-            state = _begin(initial_state, k, v, device)
-            out, last, _, _ = forward(k, v, w, u, state, keep=False)
-        state = WKVState(*(last[..., row, :] for row in range(3)))
-    return (out, state) if return_state else out
+            parts = _begin(initial_state, k, v, device)
+            begin = _arrays.join([x[..., None, :] for x in parts], axis=-2)
+            maximum = begin[..., 2, :]
+            maximum[maximum < EMPTY] = EMPTY  # float16 has made -inf of it
+            out, last, _, _ = forward(k, v, w, u, begin, keep=False)
+        state = [last[..., row, :] for row in range(3)]
+    return (out, _arrays.states(k).WKVState(*state)) if return_state else out
 
 
-def _begin(state, k, v, device):
-    """The state before the first token as the kernel takes it, an array (..., 3, D)."""
-    sizes, leading = {"D": k.shape[-1]}, {"k": k.shape[:-2], "v": v.shape[:-2]}
+def _begin(state, k, v, device) -> list:
+    """Numerator, denominator and maximum before the first token, each (..., D) in float32."""
+    leading = {"k": k.shape[:-2], "v": v.shape[:-2]}
     if state is None:
-        state = 0.0, 0.0, EMPTY
-    elif isinstance(state, WKVState):
+        zeros = _arrays.empty(k.shape[-1:], "float32", k)
+        zeros[:] = 0
+        state = zeros, zeros, zeros + EMPTY
+    elif isinstance(state, _arrays.states(k).WKVState):
         for name, x in state._asdict().items():
             name = f"{name} of initial_state"
-            _arrays.check_state(device, name, x, "k", k, sizes)
+            _arrays.check_state(device, name, x, "k", k, {"D": k.shape[-1]})
             leading[name] = x.shape[:-1]
     else:
         raise TypeError(f"initial_state must be a WKVState, got {type(state).__name__}.")
-    heads = _arguments.check_leading(**leading)
-    packed = _arrays.empty((*heads, 3, *sizes.values()), "float32", k)
-    for row, x in enumerate(state):
-        packed[..., row, :] = x
-    maximum = packed[..., 2, :]
-    maximum[maximum < EMPTY] = EMPTY  # float16 has made -inf of it
-    return packed
+    shape = (*_arguments.check_leading(**leading), k.shape[-1])
+    return [_arrays.broadcast(_arrays.floats(x), shape) for x in state]
 
 
 def forward(k, v, w, u, state, keep):
@@ -192,6 +178,5 @@ def _run(name, keep, shape, inputs, w, u, *arrays):
     macros = {"SCALAR": _arrays.c_type(like), "KEEP": int(keep)}
     rows = [_arrays.rows(x, leading, reverse=name == "backward") for x in inputs]
     rows += [_arrays.rows(x[..., None, :], leading) for x in (w, u)]
-    with _kernels.place(like):
-        grid = (math.ceil(channels / THREADS),)
-        _kernels.run("wkv.cu", macros, name, grid, THREADS, *rows, *arrays, N, channels)
+    grid = (math.ceil(channels / THREADS),)
+    _kernels.run("wkv.cu", macros, name, grid, THREADS, *rows, *arrays, N, channels)

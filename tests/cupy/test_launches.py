@@ -64,8 +64,8 @@ def cupy(monkeypatch):
     def broadcast_to(array, shape):
         return np.broadcast_to(array, shape, subok=True)
 
-    def ascontiguousarray(array):
-        return np.ascontiguousarray(array).view(ndarray)
+    def ascontiguousarray(array, dtype):
+        return np.ascontiguousarray(array, dtype).view(ndarray)
 
     def concatenate(arrays, axis):
         return np.concatenate(arrays, axis).view(ndarray)
@@ -73,9 +73,9 @@ def cupy(monkeypatch):
     functions = (empty, broadcast_to, ascontiguousarray, concatenate, RawModule)
     names = {function.__name__: function for function in functions}
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=ndarray, **names))
-    _kernels._load_cuda.cache_clear()
+    _kernels.load.cache_clear()
     yield
-    _kernels._load_cuda.cache_clear()
+    _kernels.load.cache_clear()
 
 
 def arrays(*shapes, dtype):

@@ -87,18 +87,7 @@ def test_what_does_not_compile_says_where_and_why() -> None:
         nvrtc.compile_source("sm_90", "__device__ int x;\n__device__ int z = y;", name="mine.cu")
 
 
-def test_too_much_shared_memory_does_not_compile() -> None:
-    source = """extern "C" __global__ void large(float* x) {
-        __shared__ float y[13000];
-        y[threadIdx.x] = x[threadIdx.x];
-        __syncthreads();
-        x[0] = y[99];
-    }"""
-    with pytest.raises(RuntimeError, match="too much shared data"):
-        nvrtc.compile_source("sm_80", source)
-
-
-@pytest.mark.parametrize("architecture", ["sm_74", "compute_80", "80", "", "sm_80 "])
+@pytest.mark.parametrize("architecture", ["sm_74", "compute_80", ""])
 def test_an_unknown_architecture(architecture: str) -> None:
     with pytest.raises(ValueError, match=r"must be one of .*sm_75, sm_80, .* got '" + architecture):
         nvrtc.compile_source(architecture, "")
@@ -162,17 +151,15 @@ def test_every_primitive_compiles_without_a_warning(architecture: str) -> None:
         assert warnings == "", body
 
 
-def test_tiles_of_float16_are_multiplied_by_tensor_cores(architecture: str) -> None:
-    found = re.findall(r"mma\.sync\.aligned\.(\S+)", ptx_of(TILES % "float16", architecture))
-    half = "m16n8k8.row.col.f32.f16.f16.f32"
-    whole = "m16n8k16.row.col.f32.f16.f16.f32"
-    assert found == ([half, half] if architecture == "sm_75" else [whole])
-
-
-@pytest.mark.parametrize("architecture", WITH_BFLOAT16)
-def test_tiles_of_bfloat16_are_multiplied_by_tensor_cores(architecture: str) -> None:
-    found = re.findall(r"mma\.sync\.aligned\.(\S+)", ptx_of(TILES % "bfloat16", architecture))
-    assert found == ["m16n8k16.row.col.f32.bf16.bf16.f32"]
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "expected"),
+    [("sm_75", "float16", ["m16n8k8.row.col.f32.f16.f16.f32"] * 2)]
+    + [(name, "float16", ["m16n8k16.row.col.f32.f16.f16.f32"]) for name in WITH_BFLOAT16]
+    + [(name, "bfloat16", ["m16n8k16.row.col.f32.bf16.bf16.f32"]) for name in WITH_BFLOAT16],
+)
+def test_tiles_are_multiplied_by_tensor_cores(architecture, dtype, expected) -> None:
+    ptx = ptx_of(TILES % dtype, architecture)
+    assert re.findall(r"mma\.sync\.aligned\.(\S+)", ptx) == expected
 
 
 def test_turing_has_no_tiles_of_bfloat16() -> None:
@@ -232,7 +219,7 @@ MACROS = {
 
 def entries(kernel: str) -> dict[str, str]:
     """The PTX of each CUDA function, for an A100."""
-    file = "wkv.cu" if kernel == "wkv" else "causal_scan.cu"
+    file = "wkv.cu" if kernel == "wkv" else "linear.cu"
     macros = {"FEATURES": 64, "ONES": 1, "NORMALIZE": 1, **MACROS[kernel]}
     ptx = nvrtc.compile_source("sm_80", _kernels.source(file), macros).ptx
     return dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx, re.DOTALL))

@@ -220,9 +220,11 @@ def test_segments_start_together_and_walk_twice(segments: int, chunks: int) -> N
     ],
 )
 def test_lines_are_counted_as_the_emulator_counts_them(offsets, size: int) -> None:
-    trace = pytest.importorskip("lesson_code.cupy._trace")
+    records = pytest.importorskip("lesson_code.cupy.emulator._records")
     figure = kernels.warp_access({"lanes": offsets}, size)
-    lines, _, sectors, _ = (int(x[0]) for x in trace._lines(*events(trace, offsets, size)))
+    lines, _, sectors, _ = (
+        int(x[0]) for x in records.lines_and_sectors(*events(records, offsets, size))
+    )
     (title,) = (axes.get_title() for axes in figure.axes)
     assert title == f"lanes: {lines} line{'s' * (lines > 1)}"
     assert len(patches(figure, color=PALE_VERMILION)) == sectors
@@ -247,9 +249,9 @@ def test_lines_are_counted_as_the_emulator_counts_them(offsets, size: int) -> No
     ],
 )
 def test_passes_are_counted_as_the_emulator_counts_them(offsets, size: int) -> None:
-    trace = pytest.importorskip("lesson_code.cupy._trace")
+    records = pytest.importorskip("lesson_code.cupy.emulator._records")
     figure = kernels.bank_access({"lanes": offsets}, size)
-    passes, ideal = (int(x[0]) for x in trace._bank_passes(*events(trace, offsets, size)))
+    passes, ideal = (int(x[0]) for x in records.bank_passes(*events(records, offsets, size)))
     (title,) = (axes.get_title() for axes in figure.axes)
     assert title == f"lanes: {passes} pass{'es' * (passes > 1)}"
     assert bool(patches(figure, color=PALE_VERMILION)) == (passes > ideal)
@@ -257,11 +259,11 @@ def test_passes_are_counted_as_the_emulator_counts_them(offsets, size: int) -> N
     assert len(hit) == sum(offsets >= 0) * size // 4
 
 
-def events(trace, offsets, size: int) -> tuple:
+def events(records, offsets, size: int) -> tuple:
     """One access of a warp, as the emulator writes it down."""
     offsets = np.asarray(offsets)
     (threads,) = np.nonzero(offsets >= 0)
-    written = np.zeros(len(threads), trace.EVENT)
+    written = np.zeros(len(threads), records.EVENT)
     written["thread"], written["address"], written["bytes"] = threads, offsets[threads], size
     return written, np.zeros(len(threads), int)
 

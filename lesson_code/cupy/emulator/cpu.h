@@ -1,4 +1,4 @@
-// CUDA C++ as far as the kernels use it, in C++17 for a CPU. emulator.py puts it before a .cu file.
+// CUDA C++ as far as the kernels use it, in C++17 for a CPU. _compiler.py puts it before a .cu file.
 // Its last part, numbers and matrix tiles, is what gpu.h says in the GPU's own instructions.
 //
 // Each thread of a block is a fibre: a stack and a place in the code, both kept while others run.
@@ -25,7 +25,6 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct dim3 { unsigned x, y, z; };
-struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(8) float2 { float x, y; };
 #if defined(__clang__)  // which would copy a struct number by number
 typedef unsigned uint4 __attribute__((ext_vector_type(4)));
@@ -44,8 +43,6 @@ float logf(float);
 float fmaxf(float, float);
 float fminf(float, float);
 float fabsf(float);
-float ldexpf(float, int);
-float frexpf(float, int*);
 }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
@@ -509,18 +506,15 @@ UNTRACED static void multiply_tiles(float (&c)[4], const unsigned (&a)[4], unsig
 
 namespace emulator {
 
-template <int... I> struct Indices {};
-template <int N, int... I> struct IndicesTo : IndicesTo<N - 1, N - 1, I...> {};
-template <int... I> struct IndicesTo<0, I...> { typedef Indices<I...> type; };
-
 // A kernel as Python calls it, with an array of the addresses of its arguments.
-template <auto f> struct Arguments;
-template <typename... A, void (*f)(A...)> struct Arguments<f> {
+template <auto f> struct Call;
+template <typename... A, void (*f)(A...)> struct Call<f> {
     static constexpr int count = sizeof...(A), sizes[] = {int(sizeof(A))..., 0};
-    template <int... I> UNTRACED static void pass(void** values, Indices<I...>) {
-        f(*(A*)values[I]...);
+    UNTRACED Call(A... arguments) { f(arguments...); }
+    UNTRACED static void with(void** values) {
+        int i = 0;
+        Call{*(A*)values[i++]...};  // in their order, as braces promise
     }
-    UNTRACED static void call(void** values) { pass(values, typename IndicesTo<count>::type()); }
 };
 
 struct Kernel {
@@ -534,8 +528,8 @@ struct Kernel {
 constexpr int most_threads(int threads = MAX_THREADS, int = 0) { return threads; }
 
 #define EMULATED_KERNEL(name, ...) \
-    {#name, emulator::Arguments<name>::call, emulator::Arguments<name>::sizes, \
-     emulator::Arguments<name>::count, emulator::most_threads(__VA_ARGS__)}
+    {#name, emulator::Call<name>::with, emulator::Call<name>::sizes, \
+     emulator::Call<name>::count, emulator::most_threads(__VA_ARGS__)}
 #define EMULATED_KERNELS(...) \
     EXPORTED const emulator::Kernel emulated_kernels[] = {__VA_ARGS__}; \
     EXPORTED const int emulated_kernel_count = \

@@ -5,7 +5,7 @@
 // normalizer is wanted, v has one more column, of ones, and its sum of keys is z.
 //
 // The gradients need no kernel of their own: each is such a scan again, with the arrays in other
-// places, and with time running backwards for those of k and v (causal_scan.py, `backward`).
+// places, and with time running backwards for those of k and v (linear.py, `backward`).
 //
 // A second number in __launch_bounds__ says for how many blocks at a time a multiprocessor must
 // have the registers; without it the compiler guesses, and now and then spills to meet its guess.

@@ -5,6 +5,7 @@ They run in the emulator, and on a GPU as well where there is one.
 
 import re
 import sys
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +18,7 @@ import lesson_code.numpy as reference
 import lesson_code.torch as lt
 from lesson_code.cupy import _arrays, _kernels, causal_scan, choose_kernel, emulator
 from lesson_code.torch import linear
+from tests.cupy.conftest import Place
 
 KERNELS = ("recurrent", "chunked", "tensor_core")
 BFLOAT16 = ml_dtypes.bfloat16
@@ -29,6 +31,7 @@ TOLERANCE = {
     ("tensor_core", "float16"): 6e-4,
     ("tensor_core", "bfloat16"): 4e-3,
 }
+NUMPY = Place("numpy", "cpu")
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 every_case = pytest.mark.parametrize(("kernel", "dtype"), TOLERANCE, ids="-".join)
 both_normalizations = pytest.mark.parametrize("normalize", [True, False], ids=["mean", "sum"])
@@ -62,59 +65,57 @@ def expected(q, k, v, normalize, state=None):
     )  # fmt: skip
 
 
-def state_of(place, S, z):
+on_cpu = partial(causal_scan, device="cpu")
+by_torch = partial(lt.linear_attention, feature_map=lt.identity, causal=True, form="masked")
+
+
+def assert_right(arrays, kernel, normalize, state=None, *, keep=True, place=NUMPY, tolerance=None):
+    """Outputs, and the last state if it is kept, are those of the recurrence."""
+    q, k, v = arrays
+    tolerance = tolerance or (TOLERANCE[kernel, q.dtype.name], 2e-6)
     kind = lt.LinearAttentionState if place.library == "torch" else reference.LinearAttentionState
-    return kind(*place.put(S, z))
+    given = None if state is None else kind(*place.put(*state))
+    result = causal_scan(
+        *place.put(q, k, v), normalize=normalize, initial_state=given, return_state=keep,
+        kernel=kernel, device=place.device,
+    )  # fmt: skip
+    out, last = result if keep else (result, ())
+    right, end = expected(q, k, v, normalize, state)
+    assert _arrays.library(out) == place.library and _arrays.c_type(out) == _arrays.c_type(q)
+    assert out.shape == right.shape and error(place.get(out), right) < tolerance[0]
+    assert not keep or type(last) is kind
+    for mine, theirs in zip(last, end, strict=False):
+        assert mine.shape == theirs.shape and mine.dtype in (np.float32, torch.float32)
+        assert error(place.get(mine), theirs) < tolerance[1]
+    if given is not None:  # what was given is left alone
+        assert all((place.get(x) == y).all() for x, y in zip(given, state, strict=True))
+
+
+def draw_state(rng, C, M, leading=()):
+    shapes = (*leading, C, M), (*leading, C)
+    return reference.LinearAttentionState(*(rng.random(x).astype(np.float32) for x in shapes))
 
 
 # ---- Values. -------------------------------------------------------------------------------------
 
 
 # Each kernel and dtype with the usual widths; and other sizes with one dtype for each kernel, as
-# every combination is a compilation.
-SIZES = [(1, 5, 3), (16, 16, 8), (63, 64, 64), (200, 20, 33), (130, 80, 130)]
+# every combination is a compilation. Hypothesis draws the small ones, below.
 ONE_DTYPE = {"recurrent": "float32", "chunked": "float32", "tensor_core": "bfloat16"}
+SIZES = [(63, 64, 64), (200, 20, 33), (130, 80, 130), (40, 0, 3), (40, 3, 0), (40, 0, 0)]
+SIZES += [(70, 256, 256), (70, 250, 7), (70, 1, 255), (70, 129, 65), (70, 144, 64)]
 
 
 @pytest.mark.parametrize(
-    ("kernel", "dtype", "N", "C", "M"),
-    [(*case, 65, 64, 64) for case in TOLERANCE]
-    + [(*case, *sizes) for case in ONE_DTYPE.items() for sizes in SIZES],
+    ("kernel", "dtype", "normalize", "N", "C", "M"),
+    [(*case, normalize, 65, 64, 64) for case in TOLERANCE for normalize in (True, False)]
+    + [(*case, bool(M % 2), N, C, M) for case in ONE_DTYPE.items() for N, C, M in SIZES],
 )
-@both_normalizations
 def test_outputs_and_states_of_all_kernels(place, kernel, dtype, normalize, N, C, M):
     rng = np.random.default_rng(N)
-    q, k, v = draw(rng, dtype, N, C, M, ((2,), (2,), (2,)))
-    S, z = (rng.random(shape).astype(np.float32) for shape in ((2, C, M), (2, C)))
-    options = {"normalize": normalize, "kernel": kernel, "device": place.device}
-    out, last = expected(q, k, v, normalize)
-    actual = causal_scan(*place.put(q, k, v), **options)
-    assert _arrays.library(actual) == place.library
-    assert error(place.get(actual), out) < TOLERANCE[kernel, dtype]
-
-    out, last = expected(q, k, v, normalize, (S, z))
-    state = state_of(place, S, z)
-    actual, end = causal_scan(
-        *place.put(q, k, v), initial_state=state, return_state=True, **options
-    )
-    assert error(place.get(actual), out) < TOLERANCE[kernel, dtype]
-    for mine, theirs in zip(end, last, strict=True):
-        assert mine.dtype in (np.float32, torch.float32)
-        assert error(place.get(mine), theirs) < 2e-6
-    assert (place.get(state.S) == S).all()  # what was given is left alone
-
-
-@every_kernel
-@pytest.mark.parametrize(("C", "M"), [(256, 256), (250, 7), (1, 255), (129, 65), (144, 64)])
-def test_widths_up_to_256(kernel, C, M):
-    dtype, normalize = ONE_DTYPE[kernel], True
-    q, k, v = draw(np.random.default_rng(C), dtype, 70, C, M)
-    actual, state = causal_scan(
-        q, k, v, normalize=normalize, return_state=True, kernel=kernel, device="cpu"
-    )
-    out, last = expected(q, k, v, normalize)
-    assert error(actual, out) < TOLERANCE[kernel, dtype]
-    assert error(state.S, last.S) < 2e-6 and error(state.z, last.z) < 2e-6
+    arrays = draw(rng, dtype, N, C, M, ((2,), (2,), (2,)))
+    assert_right(arrays, kernel, normalize, keep=False, place=place)
+    assert_right(arrays, kernel, normalize, draw_state(rng, C, M, (2,)), place=place)
 
 
 WIDTHS = st.sampled_from([1, 2, 5, 8, 16])
@@ -144,79 +145,44 @@ def test_awkward_shapes(kernel, N, C, M, leading, normalize, data):
     dtype = "float16" if kernel == "tensor_core" else "float32"
     rng = np.random.default_rng(N)
     q, k, v = map(np.abs, draw(rng, dtype, N, C, M, leading))  # no sum comes near zero
-    with_state = data.draw(st.booleans())
     state = None
-    if with_state:
-        lead = np.broadcast_shapes(*leading[1:])
-        state = (rng.random((*lead, C, M)), rng.random((*lead, C)))
-        state = reference.LinearAttentionState(*(x.astype(np.float32) for x in state))
-    actual, last = causal_scan(
-        q, k, v, normalize=normalize, initial_state=state, return_state=True, kernel=kernel,
-        device="cpu",
-    )  # fmt: skip
-    out, end = expected(q, k, v, normalize, state)
-    assert actual.shape == out.shape and actual.dtype == q.dtype
-    assert error(actual, out) < TOLERANCE[kernel, dtype]
-    for mine, theirs in zip(last, end, strict=True):
-        assert mine.shape == theirs.shape
-        assert error(mine, theirs) < 2e-6
-
-
-@every_kernel
-def test_a_sequence_without_features_or_values(kernel):
-    for C, M in ((0, 3), (3, 0), (0, 0)):
-        x, v = np.ones((2, 40, C), np.float16), np.ones((2, 40, M), np.float16)
-        out, state = causal_scan(x, x, v, return_state=True, kernel=kernel, device="cpu")
-        assert out.shape == (2, 40, M) and not out.any()
-        assert state.S.shape == (2, C, M) and state.z.shape == (2, C)
-        assert (state.z == 40).all()
+    if data.draw(st.booleans()):
+        state = draw_state(rng, C, M, np.broadcast_shapes(*leading[1:]))
+    assert_right((q, k, v), kernel, normalize, state)
 
 
 @every_kernel
 def test_layouts_are_read_where_they_are(place, kernel):
-    dtype = ONE_DTYPE[kernel]
-    rng = np.random.default_rng(0)
-    q, k, v = draw(rng, dtype, 70, 2 * 24, 24, ((2, 3), (1, 3), (2, 1)))
-    out, _ = expected(q[..., ::2], k[..., ::2], v, True)
-    options = {"normalize": True, "kernel": kernel, "device": place.device}
+    """(B, H, N, D) that lies in memory as (B, N, H, D); and every other number of it: a copy."""
+    q, k, v = draw(
+        np.random.default_rng(0), ONE_DTYPE[kernel], 70, 48, 24, ((2, 3), (1, 3), (2, 1))
+    )
+    axes = [0, 2, 1, 3]
 
-    def tokens_first(x):  # (B, H, N, D) that lies in memory as (B, N, H, D)
-        axes = [0, 2, 1, 3]
+    def tokens_first(x):
         put = place.put(np.ascontiguousarray(x.transpose(axes)))[0]
         return put.permute(axes) if place.library == "torch" else put.transpose(axes)
 
-    halves = [tokens_first(x)[..., ::2] for x in (q, k)]  # every other number: copied
-    assert (
-        error(place.get(causal_scan(*halves, tokens_first(v), **options)), out)
-        < TOLERANCE[kernel, dtype]
-    )
-
-    out, _ = expected(q, k, v, True)
-    actual = causal_scan(*map(tokens_first, (q, k, v)), **options)
-    assert error(place.get(actual), out) < TOLERANCE[kernel, dtype]
+    for step in (1, 2):
+        out, _ = expected(q[..., ::step], k[..., ::step], v, True)
+        arrays = [tokens_first(x)[..., ::step] for x in (q, k)] + [tokens_first(v)]
+        actual = causal_scan(*arrays, normalize=True, kernel=kernel, device=place.device)
+        assert error(place.get(actual), out) < TOLERANCE[kernel, ONE_DTYPE[kernel]]
 
 
-@pytest.mark.parametrize("kernel", ["chunked", "tensor_core"])
-def test_addresses_that_do_not_fit_sixteen_bytes(kernel):
-    rng = np.random.default_rng(0)
-    wide = [x for x in draw(rng, "float16", 70, 33, 33)]
-    q, k, v = (x[:, 1:] for x in wide)  # begins at the second number, 66 bytes from row to row
-    out, _ = expected(q, k, v, False)
-    assert error(causal_scan(q, k, v, kernel=kernel, device="cpu"), out) < 6e-4
-
-
-def test_backwards_in_memory():
-    q, k, v = draw(np.random.default_rng(0), "float32", 70, 8, 8, ((2,), (2,), (2,)))
-    q, k, v = (x[:, ::-1] for x in (q, k, v))
-    out, _ = expected(q, k, v, False)
-    assert error(causal_scan(q, k, v, device="cpu"), out) < 2e-6
-
-
-def test_other_byte_order():
-    q, k, v = draw(np.random.default_rng(0), "float32", 30, 8, 8)
-    out, _ = expected(q, k, v, False)
-    swapped = [x.astype(x.dtype.newbyteorder()) for x in (q, k, v)]
-    assert error(causal_scan(*swapped, device="cpu"), out) < 2e-6
+@every_kernel
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[..., 1:],  # begins at the second number, 66 bytes from row to row
+        lambda x: x[..., ::-1, :],
+        lambda x: x.astype(x.dtype.newbyteorder()),
+    ],
+    ids=["not-16-bytes", "backwards", "byte-order"],
+)
+def test_views(kernel, view):
+    arrays = draw(np.random.default_rng(0), "float16", 70, 33, 33, ((2,),) * 3)
+    assert_right([*map(view, arrays)], kernel, False, keep=False)
 
 
 def test_which_layouts_are_copied():
@@ -238,7 +204,7 @@ def test_which_layouts_are_copied():
 
 def test_a_state_without_queries():
     k, v = np.ones((3, 2), np.float32), np.ones((3, 4), np.float32)
-    out, state = causal_scan(np.ones((0, 3, 2), np.float32), k, v, return_state=True, device="cpu")
+    out, state = on_cpu(np.ones((0, 3, 2), np.float32), k, v, return_state=True)
     assert out.shape == (0, 3, 4)
     assert (state.S == 3).all() and state.S.shape == (2, 4) and (state.z == 3).all()
 
@@ -251,10 +217,13 @@ def test_a_state_is_handed_from_any_kernel_to_any_other(kernel, dtype, normalize
     others = [other for other in KERNELS if (other, dtype) in TOLERANCE]
     state, pieces = None, []
     for begin, end, which in ((0, 70, kernel), (70, 71, others[0]), (71, 150, others[-1])):
-        piece, state = causal_scan(
-            *(x[:, begin:end] for x in (q, k, v)), normalize=normalize, initial_state=state,
-            return_state=True, kernel=which, device="cpu",
-        )  # fmt: skip
+        piece, state = on_cpu(
+            *(x[:, begin:end] for x in (q, k, v)),
+            normalize=normalize,
+            initial_state=state,
+            return_state=True,
+            kernel=which,
+        )
         pieces.append(piece)
     assert error(np.concatenate(pieces, axis=1), out) < TOLERANCE[kernel, dtype] + 3e-3 * (
         "16" in dtype
@@ -265,63 +234,45 @@ def test_a_state_is_handed_from_any_kernel_to_any_other(kernel, dtype, normalize
 @both_normalizations
 @pytest.mark.parametrize("processors", [1, 7, 100])
 def test_segments_of_a_sequence(monkeypatch, normalize, processors):
-    monkeypatch.setattr(_kernels, "processors", lambda array: processors)
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(processors=processors))
     q, k, v = draw(np.random.default_rng(0), "bfloat16", 1100, 16, 24)
-    S, z = np.random.default_rng(1).random((16, 24)), np.ones(16)
-    state = reference.LinearAttentionState(S.astype(np.float32), z.astype(np.float32))
+    state = draw_state(np.random.default_rng(1), 16, 24)
     with emulator.trace() as counted:
-        actual, last = causal_scan(
-            q, k, v, normalize=normalize, initial_state=state, return_state=True, device="cpu"
-        )
+        assert_right((q, k, v), "tensor_core", normalize, state)
     segments = counted.kernels["segment_outputs"].blocks
     assert segments == {1: 2, 7: 4, 100: 4}[processors]  # none shorter than 256 tokens
     assert counted.kernels["segment_sums"].blocks == segments
-    out, end = expected(q, k, v, normalize, state)
-    assert error(actual, out) < 4e-3
-    assert error(last.S, end.S) < 2e-6 and error(last.z, end.z) < 2e-6
 
 
-def test_many_heads_are_not_cut(monkeypatch):
+def test_many_heads_are_not_cut():
     q, k, v = draw(np.random.default_rng(0), "bfloat16", 600, 16, 8, ((8,), (8,), (8,)))
     with emulator.trace() as counted:
-        causal_scan(q, k, v, device="cpu")
+        on_cpu(q, k, v)
     assert set(counted.kernels) == {"segment_outputs"}
 
 
-def test_a_long_sequence():
-    q, k, v = draw(np.random.default_rng(0), "float32", 30_000, 3, 2)
-    for kernel in ("recurrent", "chunked"):
-        out, last = expected(q, k, v, True)
-        actual, state = causal_scan(
-            q, k, v, normalize=True, return_state=True, kernel=kernel, device="cpu"
-        )
-        assert error(actual, out) < 2e-5
-        assert error(state.S, last.S) < 2e-5
+@pytest.mark.parametrize("kernel", ["recurrent", "chunked"])
+def test_a_long_sequence(kernel):
+    arrays = draw(np.random.default_rng(0), "float32", 30_000, 3, 2)
+    assert_right(arrays, kernel, True, tolerance=(2e-5, 2e-5))
 
 
 # ---- Numbers that misbehave. ---------------------------------------------------------------------
 
 
-@both_normalizations
-def test_float16_states_and_scores_beyond_its_range(normalize):
-    rng = np.random.default_rng(0)
-    q, k, v = draw(rng, "float16", 200, 16, 16)
-    k, v = (k * np.float16(300)).astype(np.float16), (v * np.float16(200)).astype(np.float16)
-    q = (q * np.float16(30 if normalize else 1e-3)).astype(np.float16)
-    scores = q.astype(float) @ k.astype(float).T
-    assert np.abs(k.astype(float).T @ v.astype(float)).max() > 65504  # the largest float16
-    assert scores.max() > 65504 or not normalize
-    actual = causal_scan(q, k, v, normalize=normalize, kernel="tensor_core", device="cpu")
+@pytest.mark.parametrize(
+    ("normalize", "scales"),
+    [(True, (30, 300, 200)), (False, (1e-3, 300, 200)), (False, (100, 1e-3, 1e-2))],
+    ids=["large-scores-and-states", "large-states", "almost-nothing"],
+)
+def test_float16_numbers_of_any_size(normalize, scales):
+    arrays = draw(np.random.default_rng(0), "float16", 200, 16, 16)
+    q, k, v = (x * np.float16(scale) for x, scale in zip(arrays, scales, strict=True))
+    largest = np.abs(k.astype(float).T @ v.astype(float)).max()
+    assert largest > 65504 or scales[1] < 1  # which is the largest float16
+    actual = on_cpu(q, k, v, normalize=normalize, kernel="tensor_core")
     assert np.isfinite(actual.astype(float)).all()
     assert error(actual, expected(q, k, v, normalize)[0]) < 1e-3
-
-
-def test_float16_numbers_that_are_almost_nothing():
-    q, k, v = draw(np.random.default_rng(0), "float16", 150, 16, 16)
-    k, v = (k * np.float16(1e-3)).astype(np.float16), (v * np.float16(1e-2)).astype(np.float16)
-    q = (q * np.float16(100)).astype(np.float16)
-    actual = causal_scan(q, k, v, kernel="tensor_core", device="cpu")
-    assert error(actual, expected(q, k, v, False)[0]) < 1e-3
 
 
 @both_normalizations
@@ -330,7 +281,7 @@ def test_float16_small_queries_beside_a_large_state(normalize, small):
     """The scores of the chunk and the state before it have scales of their own."""
     q, k, v = draw(np.random.default_rng(0), "float16", 192, 4, 4)
     q, v = (q * np.float16(small)).astype(np.float16), (v + 1) * np.float16(3e4)
-    actual = causal_scan(q, k, v, normalize=normalize, kernel="tensor_core", device="cpu")
+    actual = on_cpu(q, k, v, normalize=normalize, kernel="tensor_core")
     right = expected(q, k, v, normalize)[0]
     assert (np.abs(actual.astype(float) - right) < 2e-3 * np.abs(right) + 1e-7).all()
 
@@ -341,7 +292,7 @@ def test_an_output_whose_normalizer_is_zero(kernel):
     q[5:9] = 0
     k[0] = 0
     tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
-    out = causal_scan(*tensors, normalize=True, kernel=kernel, device="cpu")
+    out = on_cpu(*tensors, normalize=True, kernel=kernel)
     assert (out[5:9] == 0).all() and (out[0] == 0).all()
     gradients = torch.autograd.grad(out.float().square().sum(), tensors)
     assert all(g.isfinite().all() for g in gradients)
@@ -352,7 +303,7 @@ def test_an_output_whose_normalizer_is_zero(kernel):
 def test_where_nan_goes(kernel):
     q, k, v = draw(np.random.default_rng(0), "float16", 150, 8, 8, ((2,), (2,), (2,)))
     v[1, 80, 3] = np.nan
-    out = causal_scan(q, k, v, kernel=kernel, device="cpu")
+    out = on_cpu(q, k, v, kernel=kernel)
     assert np.isfinite(out[0].astype(float)).all()
     assert np.isnan(out[1, 80:, 3]).all()
     assert np.isfinite(out[1, :64].astype(float)).all()
@@ -391,20 +342,12 @@ def test_gradients(kernel, dtype, normalize, with_state, keep):
         out, last = out if keep else (out, None)
         return torch.autograd.grad(loss(out, last), tensors, allow_unused=True)
 
-    as_torch = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-    tensors = [torch.from_numpy(x.astype(np.float32)).to(as_torch[dtype]) for x in arrays]
+    tensors = [torch.from_numpy(x.astype(np.float32)).to(getattr(torch, dtype)) for x in arrays]
     tensors += [torch.from_numpy(x).float() for x in state] if with_state else []
     tensors = [x.requires_grad_() for x in tensors]
     exact = [x.detach().double().requires_grad_() for x in tensors]
 
-    def by_kernel(*args, **options):
-        return causal_scan(*args, kernel=kernel, device="cpu", **options)
-
-    def by_torch(*args, **options):
-        return lt.linear_attention(
-            *args, feature_map=lt.identity, causal=True, form="masked", **options
-        )
-
+    by_kernel = partial(causal_scan, kernel=kernel, device="cpu")
     actual, right = run(by_kernel, tensors), run(by_torch, exact)
     # A gradient of a normalized output is a difference of two terms, each rounded once more.
     tolerance = 2 * TOLERANCE[kernel, dtype] * (2 if normalize else 1)
@@ -418,7 +361,7 @@ def test_gradients(kernel, dtype, normalize, with_state, keep):
 
 def test_gradient_of_a_sum_which_is_one_number_repeated():
     q, k, v = (torch.rand(2, 70, 8, requires_grad=True) for _ in range(3))
-    mine = torch.autograd.grad(causal_scan(q, k, v, device="cpu").sum(), (q, k, v))
+    mine = torch.autograd.grad(on_cpu(q, k, v).sum(), (q, k, v))
     right = torch.autograd.grad((torch.tril(q @ k.mT) @ v).sum(), (q, k, v))
     for a, b in zip(mine, right, strict=True):
         assert error(a, b) < 2e-6
@@ -429,135 +372,24 @@ def test_gradients_are_scans_with_time_reversed():
     q, k, v = draw(np.random.default_rng(0), "float32", 90, 12, 8)
     g = np.random.default_rng(1).normal(size=(90, 8)).astype(np.float32)
     tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
-    right = torch.autograd.grad(causal_scan(*tensors, device="cpu"), tensors, torch.from_numpy(g))
+    right = torch.autograd.grad(on_cpu(*tensors), tensors, torch.from_numpy(g))
 
     def back(x):
         return x[::-1]
 
-    dq = causal_scan(g, v, k, device="cpu")
-    dk = back(causal_scan(back(v), back(g), back(q), device="cpu"))
-    dv = back(causal_scan(back(k), back(q), back(g), device="cpu"))
+    dq = on_cpu(g, v, k)
+    dk = back(on_cpu(back(v), back(g), back(q)))
+    dv = back(on_cpu(back(k), back(q), back(g)))
     for mine, theirs in zip((dq, dk, dv), right, strict=True):
         assert error(mine, theirs) < 1e-6
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_under_activation_checkpointing(reentrant):
-    x = torch.rand(40, 3, requires_grad=True)
-
-    def scan(x):
-        return causal_scan(x, x, x, normalize=True, device="cpu")
-
-    checkpointed = torch.utils.checkpoint.checkpoint(scan, x, use_reentrant=reentrant)
-    (mine,) = torch.autograd.grad(scan(x).square().sum(), x)
-    checkpointed.square().sum().backward()
-    assert torch.equal(mine, x.grad)
-
-
-def test_once_differentiable():
-    q = torch.rand(20, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(
-        causal_scan(q, q, q, device="cpu").sum(), q, create_graph=True
-    )
-    with pytest.raises(RuntimeError, match="once"):
-        torch.autograd.grad(gradient.sum(), q)
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@both_normalizations
-def test_compiled(normalize):
-    q, k, v = (torch.rand(2, 70, 8, requires_grad=True) for _ in range(3))
-    state = lt.LinearAttentionState(torch.rand(2, 8, 8), torch.rand(2, 8))
-
-    def step(q, k, v):
-        out, last = causal_scan(
-            q.exp(), k, v, normalize=normalize, initial_state=state, return_state=True,
-            device="cpu",
-        )  # fmt: skip
-        return out.sum() + last.S.sum() + last.z.sum()
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    for f in (step, compiled):
-        assert torch.isfinite(f(q, k, v))
-    one, two = (torch.autograd.grad(f(q, k, v), (q, k, v)) for f in (step, compiled))
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@both_normalizations
-def test_under_vmap_and_torch_func(normalize):
-    q, k, v = torch.rand(3, 40, 8), torch.rand(2, 3, 40, 8), torch.rand(3, 40, 5)
-    S, z = torch.rand(2, 8, 5), torch.rand(8)
-
-    def loss(q, k, v, S, by_kernel=True):
-        options = {"normalize": normalize, "return_state": True}
-        options["initial_state"] = lt.LinearAttentionState(S, z)
-        if by_kernel:
-            out, last = causal_scan(q, k, v, device="cpu", **options)
-        else:
-            options |= {"feature_map": lt.identity, "causal": True, "form": "masked"}
-            out, last = lt.linear_attention(q, k, v, **options)
-        return out.sum() + last.S.square().sum() + last.z.sum()
-
-    gradients = torch.func.grad(loss, argnums=(0, 1, 2, 3))
-    mapped = torch.func.vmap(gradients, in_dims=(None, 0, None, 0))
-    right = torch.func.grad(lambda *args: loss(*args, by_kernel=False), argnums=(0, 1, 2, 3))
-    for i, *mine in zip(range(2), *mapped(q, k, v, S), strict=True):
-        for a, b in zip(mine, right(q, k[i], v, S[i]), strict=True):
-            assert error(a, b) < 5e-6
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_what_compiling_is_told_of_the_operators(keep):
-    q, k, v, initial = (torch.rand(2, *shape) for shape in ((20, 4), (20, 4), (20, 3), (4, 4)))
-    operators, checks = torch.ops.lesson_code, ("test_schema", "test_faketensor")
-    initial = initial if keep else None
-    inputs = (q, k, v, initial, keep, keep, "chunked")
-    torch.library.opcheck(operators.causal_scan.default, inputs, test_utils=checks)
-    out, last, normalizers = operators.causal_scan(*inputs)
-    grad_last = last if keep else None
-    inputs = (out, grad_last, q, k, v, initial, out, normalizers, keep, "chunked")
-    torch.library.opcheck(operators.causal_scan_backward.default, inputs, test_utils=checks)
-
-
-# ---- Races, orders, and memory. ------------------------------------------------------------------
-
-
-def everything(kernel, dtype="float16", N=150, C=24, M=16):
-    """Forward and backward, with all that there is: outputs and gradients."""
-    rng = np.random.default_rng(0)
-    q, k, v = (torch.from_numpy(x).requires_grad_() for x in draw(rng, dtype, N, C, M, ((2,),) * 3))
-    S, z = (torch.rand(2, C, M, requires_grad=True), torch.ones(2, C, requires_grad=True))
-    out, last = causal_scan(
-        q, k, v, normalize=True, initial_state=lt.LinearAttentionState(S, z), return_state=True,
-        kernel=kernel, device="cpu",
-    )  # fmt: skip
-    loss = out.float().sum() + last.S.sum() + last.z.sum()
-    return [out, *last, *torch.autograd.grad(loss, (q, k, v, S, z))]
-
-
-@every_kernel
-def test_no_result_depends_on_the_order_of_threads(kernel):
-    torch.manual_seed(0)
-    first = everything(kernel)
-    for order in ("reverse", 1, 2):
-        torch.manual_seed(0)
-        with emulator.order(order):
-            for a, b in zip(first, everything(kernel), strict=True):
-                assert torch.equal(a, b)
-
-
-@every_kernel
-def test_no_races(kernel):
-    with emulator.trace() as counted:
-        everything(kernel, N=70, C=16, M=8)
-    assert "split_gradient" in counted.kernels
-    counted.check()
+# ---- Barriers, and memory. ------------------------------------------------------------------
 
 
 def barriers():
-    """(kernel, how many'th barrier of the file) for each barrier of causal_scan.cu."""
-    source = _kernels.text("causal_scan.cu")
+    """(kernel, how many'th barrier of the file) for each barrier of linear.cu."""
+    source = _kernels.text("linear.cu")
     for number, match in enumerate(re.finditer(r"__sync(threads|warp)\(\);", source)):
         section = re.findall(r"^#ifdef (\w+)$", source[: match.start()], re.MULTILINE)[-1]
         yield section.lower(), number
@@ -573,18 +405,18 @@ def test_a_barrier_that_is_missing_is_caught(monkeypatch, kernel, number):
     def without(match):
         return "" if next(places) == number else match[0]
 
-    broken = barrier.sub(without, text("causal_scan.cu"))
-    monkeypatch.setattr(_kernels, "text", lambda f: broken if f == "causal_scan.cu" else text(f))
-    _kernels._load_cpu.cache_clear()
+    broken = barrier.sub(without, text("linear.cu"))
+    monkeypatch.setattr(_kernels, "text", lambda f: broken if f == "linear.cu" else text(f))
+    _kernels.load.cache_clear()
     try:
         N = 600 if kernel == "tensor_core" else 70  # several segments, or more than one chunk
         q, k, v = draw(np.random.default_rng(0), "float16", N, 16, 16)
         with emulator.trace() as counted:
-            causal_scan(q, k, v, normalize=True, kernel=kernel, device="cpu")
+            on_cpu(q, k, v, normalize=True, kernel=kernel)
         with pytest.raises(emulator.RaceError):
             counted.check()
     finally:
-        _kernels._load_cpu.cache_clear()
+        _kernels.load.cache_clear()
 
 
 @both_normalizations
@@ -593,7 +425,7 @@ def test_bytes_that_the_tensor_core_kernel_moves(normalize):
     heads, N, C, M = 8, 320, 64, 64
     q, k, v = draw(np.random.default_rng(0), "bfloat16", N, C, M, ((heads,),) * 3)
     with emulator.trace() as counted:
-        causal_scan(q, k, v, normalize=normalize, kernel="tensor_core", device="cpu")
+        on_cpu(q, k, v, normalize=normalize, kernel="tensor_core")
     (counts,) = counted.kernels.values()
     assert counts.global_load_bytes == heads * N * (2 * C + M) * 2
     assert counts.global_store_bytes == heads * N * (M * 2 + 4 * normalize)  # and the normalizer
@@ -611,8 +443,8 @@ def test_bytes_of_the_other_kernels():
     q, k, v = draw(np.random.default_rng(0), "float32", N, C, M, ((heads,),) * 3)
     numbers, state = heads * N * (2 * C + M), heads * C * M
     with emulator.trace() as counted:
-        causal_scan(q, k, v, kernel="recurrent", device="cpu")
-        causal_scan(q, k, v, kernel="chunked", device="cpu")
+        on_cpu(q, k, v, kernel="recurrent")
+        on_cpu(q, k, v, kernel="chunked")
     recurrent, states, outputs = (
         counted.kernels[name] for name in ("recurrent", "chunk_states", "chunk_outputs")
     )
@@ -628,52 +460,36 @@ def test_bytes_of_the_other_kernels():
         assert counts.sector_efficiency == 1  # half a warp writes a row of 64 bytes, two sectors
 
 
-SANITIZED = """
-import numpy as np
-from lesson_code.cupy import causal_scan
-rng = np.random.default_rng(0)
-for kernel in ("recurrent", "chunked", "tensor_core"):
-    for N, C, M in ((70, 16, 8), (1, 3, 5), (600, 17, 9)):
-        q, k, v = (rng.random((2, N, width)).astype(np.float16) for width in (C, C, M))
-        causal_scan(q, k, v, normalize=True, return_state=True, kernel=kernel, device="cpu")
-print("clean")
-"""
-
-
-def test_no_address_is_out_of_bounds():
-    result = emulator.sanitized(SANITIZED)
-    assert result.stdout.strip() == "clean", result.stderr[-2000:]
-
-
 # ---- The choice, and what is refused. ------------------------------------------------------------
 
 
-def test_what_is_chosen():
-    def choose(dtype, N=100, **options):
-        x = np.zeros((N, 8), dtype)
-        return choose_kernel(x, x, x, device="cpu", **options)
+@pytest.mark.parametrize(
+    ("dtype", "N", "capability", "kernel"),
+    [
+        ("float32", 100, None, "chunked"),
+        ("float16", 100, None, "tensor_core"),
+        ("bfloat16", 100, None, "tensor_core"),
+        ("float16", 100, (7, 5), "tensor_core"),
+        ("bfloat16", 100, (7, 5), "chunked"),
+        ("float16", 100, (7, 0), "chunked"),
+        ("float16", 100, (12, 0), "tensor_core"),
+        ("float16", 1, None, "recurrent"),
+    ],
+)
+def test_what_is_chosen(monkeypatch, dtype, N, capability, kernel):
+    x = np.zeros((N, 8), numpy_dtype(dtype))
+    assert choose_kernel(x, x, x, device="cpu", capability=capability) == kernel
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(capability or (8, 0)))
+    with emulator.trace() as counted:
+        on_cpu(x, x, x)
+    function = {"chunked": "chunk_outputs", "tensor_core": "segment_outputs"}.get(kernel, kernel)
+    assert function in counted.kernels
 
-    assert choose(np.float32) == "chunked"
-    assert choose(np.float16) == choose(BFLOAT16) == "tensor_core"
-    assert choose(np.float16, capability=(7, 5)) == "tensor_core"
-    assert choose(BFLOAT16, capability=(7, 5)) == "chunked"
-    assert choose(np.float16, capability=(7, 0)) == "chunked"
-    assert choose(np.float16, capability=(12, 0)) == "tensor_core"
-    assert choose(np.float16, N=1) == "recurrent"
 
-
-@pytest.mark.parametrize("capability", [(7,), (7, 5, 0), (7.5, 0), (-1, 0), 8.0, "8.0", [7, 5]])
+@pytest.mark.parametrize("capability", [(7,), (7.5, 0), (-1, 0), "8.0", [7, 5]])
 def test_what_is_no_capability(capability):
     with pytest.raises(ValueError, match="capability must be two integers like"):
         choose_kernel(X, X, X, device="cpu", capability=capability)
-
-
-def test_none_takes_what_is_chosen():
-    x = np.ones((100, 8), np.float16)
-    with emulator.trace() as counted:
-        causal_scan(x, x, x, device="cpu")
-        causal_scan(x[:3], x[:3], x[:3], device="cpu")
-    assert set(counted.kernels) == {"segment_outputs", "recurrent"}
 
 
 X, T = np.ones((20, 4), np.float32), torch.ones(20, 4)
@@ -724,10 +540,10 @@ def test_what_is_refused(arguments, options, kind, message):
 
 
 def test_bfloat16_on_a_gpu_without_such_tensor_cores(monkeypatch):
-    monkeypatch.setattr(_kernels, "capability", lambda array: (7, 5))
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((7, 5)))
     x = np.ones((100, 8), BFLOAT16)
     with pytest.raises(ValueError, match="needs float16 on a GPU of compute capability 7.5"):
-        causal_scan(x, x, x, kernel="tensor_core", device="cpu")
+        on_cpu(x, x, x, kernel="tensor_core")
 
 
 def test_cupy_is_missing(monkeypatch):

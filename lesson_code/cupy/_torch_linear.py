@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from lesson_code import _arguments
 from lesson_code._custom_ops import lead, once_differentiable
-from lesson_code.cupy.causal_scan import backward, forward
+from lesson_code.cupy._launches import scan
+from lesson_code.cupy.linear import backward
 
 
 def causal_scan(q, k, v, initial, normalize, keep, kernel):
@@ -28,8 +30,11 @@ def _scan(
     keep: bool,
     kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`forward` of causal_scan.py, of tensors that all have the same leading dimensions."""
-    results = forward(q, k, v, initial, normalize, keep, kernel)
+    """`scan` of _launches.py, of tensors that all have the same leading dimensions."""
+    results = scan(
+        kernel, q, k, v, initial, ones=(0, 0, int(normalize or keep)),
+        dtype=_arguments.dtype_name(q), keep=keep, normalize=normalize,
+    )  # fmt: skip
     return tuple(_nothing(q) if x is None else x for x in results)
 
 
@@ -46,7 +51,7 @@ def _scan_backward(
     normalize: bool,
     kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`backward` of causal_scan.py."""
+    """`backward` of linear.py."""
     arguments = grad, grad_last, q, k, v, initial, out, normalizers, normalize, kernel
     *gradients, d_initial = backward(*arguments)
     return *gradients, _nothing(q) if d_initial is None else d_initial

@@ -1,17 +1,14 @@
 """Causal linear attention on a GPU: three kernels for one scan, and its gradients.
 
-The kernels are in ``causal_scan.cu``, their launches in ``_launches.py``; here are the checks, the
+The kernels are in ``linear.cu``, their launches in ``_launches.py``; here are the checks, the
 choice of a kernel, and the backward pass, which is three more scans.
 """
 
 from typing import Any
 
-import numpy as np
-
 from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _kernels
-from lesson_code.cupy._launches import CHUNK, LAUNCHES, Operand, scan, split_gradient
-from lesson_code.numpy import LinearAttentionState
+from lesson_code.cupy._launches import CHUNK, LAUNCHES, scan, split_gradient
 
 MAX_WIDTH = 256  # of features and of values
 
@@ -38,9 +35,7 @@ def causal_scan(
     Parameters
     ----------
     q : array, shape (..., N, C)
-        Features of the queries: a CuPy array or a CUDA torch tensor of float32, float16 or bfloat16
-        (float64 is refused); with ``device="cpu"`` a NumPy array (bfloat16 is that of the package
-        ml_dtypes) or a torch CPU tensor. C is at most 256.
+        Features of the queries; C is at most 256.
     k : array, shape (..., N, C)
         Features of the keys.
     v : array, shape (..., N, M)
@@ -49,9 +44,7 @@ def causal_scan(
         Divide by :math:`q_t^\top z_t`. Nothing is added to it; where it is exactly 0 the output is
         0, and so is its gradient.
     initial_state : LinearAttentionState, optional
-        State before the first token, zero by default: that of ``lesson_code.torch`` for tensors,
-        that of ``lesson_code.numpy`` (a pair of arrays of the kind of k) otherwise; float32 or the
-        dtype of k.
+        State before the first token, zero by default.
     return_state : bool
         Return the state after the last token as well.
     kernel : str, optional
@@ -59,47 +52,34 @@ def causal_scan(
         tokens in shared memory, float32 arithmetic) or "tensor_core" (chunks on the tensor cores,
         float16 and bfloat16 only). None takes the one that `choose_kernel` names.
     device : str
-        "cuda", or "cpu": the same kernels, compiled as C++ and run without a GPU; slow, and made
-        for reading, testing and counting (:mod:`lesson_code.cupy.emulator`).
+        "cuda", or "cpu", which emulates the kernels.
 
     Returns
     -------
     array, shape (..., N, M)
-        Outputs of the kind and dtype of q, with the leading dimensions of all arguments, broadcast
-        as in ``matmul``.
+        Outputs in the dtype of q, with the leading dimensions of all arguments.
     LinearAttentionState
         With ``return_state=True``: S (..., C, M) and z (..., C) in float32, with the leading
         dimensions of k, v and the initial state. z is there without ``normalize``, too.
 
     Raises
     ------
-    TypeError
-        If an array is of another kind, dtype or precision than the first, or `initial_state` is no
-        state.
-    ValueError
-        If the shapes or devices do not fit together, q or v is wider than 256, a tensor is not on
-        `device`, `kernel` is unknown, or the GPU cannot run it on this dtype: before compute
-        capability 8.0 there are no tensor cores for bfloat16.
-    ImportError
-        If CuPy is missing and the device is "cuda"; the message says what to install.
-    RuntimeError
-        If the device is "cpu" and there is no C++ compiler; the message says what to install.
+    TypeError, ValueError, ImportError, RuntimeError
+        As all of `lesson_code.cupy`; ValueError also if q or v is wider than 256, `kernel` is
+        unknown, or the GPU cannot run it on this dtype: before compute capability 8.0 there are no
+        tensor cores for bfloat16.
 
     Notes
     -----
-    Runs on the caller's current stream and copies no input whose rows lie in one piece and whose
-    leading dimensions come down to two strides, as those of (B, N, H, C) turned to (B, H, N, C) do;
-    an input that is broadcast is not repeated in memory. The sums are kept in float32.
     "tensor_core" rounds what it multiplies to the dtype of q: products of queries and keys, and
     states between chunks. In float16 both are scaled by powers of two, so that no state is too
     large; as one power serves all features, those that are a million times smaller than others are
     lost. "chunked" needs memory for a state of every 64th token.
 
-    On torch tensors it is differentiable, once, in q, k, v and the initial state, through outputs
-    and state; ``torch.compile`` and ``torch.func`` take it as one operator. The gradients are three
-    more scans (the book's chapter on the kernels derives them) by the same kernel, but for
-    ``normalize=True`` in float16, where a gradient over its normalizer could vanish: there
-    "tensor_core" hands over to "chunked". They need the inputs, the outputs and one number a token.
+    The gradients are three more scans (the book's chapter on the kernels derives them) by the same
+    kernel, but for ``normalize=True`` in float16, where a gradient over its normalizer could
+    vanish: there "tensor_core" hands over to "chunked". They need the inputs, the outputs and one
+    number a token.
 
     NaN reaches the outputs that depend on it and no other sequence; in "chunked" and "tensor_core"
     it may reach earlier positions of its chunk, as 0 * NaN is NaN. Infinity may become NaN.
@@ -111,6 +91,7 @@ def causal_scan(
 
     Examples
     --------
+    >>> import numpy as np
     >>> q = k = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
     >>> v = np.array([[10, 20], [30, 40], [50, 60]], np.float32)
     >>> causal_scan(q, k, v, device="cpu")
@@ -121,11 +102,7 @@ def causal_scan(
     _check(q, k, v, device)
     _arguments.check_flags(normalize=normalize, return_state=return_state)
     kernel = _check_kernel(kernel, q)
-    leading = _arguments.check_leading(k=k.shape[:-2], v=v.shape[:-2])
-    initial = None
-    if initial_state is not None:
-        initial = _pack(initial_state, k, v, normalize or return_state, device)
-        leading = initial.shape[:-2]
+    leading = _check_state(initial_state, k, v, device)
     _arguments.check_leading(q=q.shape[:-2], initial_state=leading)
     if return_state and 0 in q.shape[:-2] and 0 not in leading:  # no query, and yet a state
         options: dict[str, Any] = {"normalize": normalize, "kernel": kernel, "device": device}
@@ -133,13 +110,18 @@ def causal_scan(
         out = causal_scan(q, k, v, **options)
         return out, causal_scan(k, k, v, return_state=True, **options)[1]
 
+    ones = int(normalize or return_state)
     if _arrays.library(q) == "torch":
-        from lesson_code.cupy import _torch_scan
+        from lesson_code.cupy import _torch_linear
 
-        out, last = _torch_scan.causal_scan(q, k, v, initial, normalize, return_state, kernel)
+        initial = _pack(initial_state, leading, ones)
+        out, last = _torch_linear.causal_scan(q, k, v, initial, normalize, return_state, kernel)
     else:
         with _kernels.place(q):
-            out, last, _ = forward(q, k, v, initial, normalize, return_state, kernel)
+            out, last, _ = scan(
+                kernel, q, k, v, _pack(initial_state, leading, ones), ones=(0, 0, ones),
+                dtype=_arguments.dtype_name(q), keep=return_state, normalize=normalize,
+            )  # fmt: skip
     return (out, _unpack(last, leading)) if return_state else out
 
 
@@ -176,6 +158,7 @@ def choose_kernel(
 
     Examples
     --------
+    >>> import numpy as np
     >>> x = np.zeros((2, 1024, 64), np.float16)
     >>> choose_kernel(x, x, x, device="cpu", capability=(7, 5))
     'tensor_core'
@@ -194,12 +177,12 @@ def choose_kernel(
 def _choose(q, capability=None) -> str:
     if q.shape[-2] <= CHUNK // 4:
         return "recurrent"
-    dtype, capability = _arguments.dtype_name(q), capability or _kernels.capability(q)
-    return "chunked" if _tensor_cores_lack(dtype, capability) else "tensor_core"
+    return "chunked" if _tensor_cores_lack(q, capability) else "tensor_core"
 
 
-def _tensor_cores_lack(dtype: str, capability: tuple[int, int]) -> str:
+def _tensor_cores_lack(q, capability=None) -> str:
     """What the kernel "tensor_core" needs and does not get; empty where it can run."""
+    dtype, capability = _arguments.dtype_name(q), capability or _kernels.gpu(q).capability
     if dtype == "float32":
         return "float16 or bfloat16"
     if capability < (7, 5):
@@ -224,52 +207,42 @@ def _check_kernel(kernel, q) -> str:
     if kernel not in tuple(LAUNCHES):  # a tuple compares, where a dict would ask for a hash
         listed = ", ".join(map(repr, LAUNCHES))
         raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")
-    dtype = _arguments.dtype_name(q)
-    lack = kernel == "tensor_core" and _tensor_cores_lack(dtype, _kernels.capability(q))
-    if lack:
-        raise ValueError(f"kernel='tensor_core' needs {lack}, got {dtype}.")
+    if kernel == "tensor_core" and (lack := _tensor_cores_lack(q)):
+        raise ValueError(f"kernel='tensor_core' needs {lack}, got {_arguments.dtype_name(q)}.")
     return kernel
 
 
-def _pack(state, k, v, with_z: bool, device):
+def _check_state(state, k, v, device) -> tuple:
+    """The leading dimensions of the states, after checks of the first."""
+    shapes = {"k": k.shape[:-2], "v": v.shape[:-2]}
+    if state is not None:
+        if not (hasattr(state, "S") and hasattr(state, "z")):
+            raise TypeError(
+                f"initial_state must be a LinearAttentionState, got {type(state).__name__}."
+            )
+        sizes = {"C": k.shape[-1], "M": v.shape[-1]}
+        _arrays.check_state(device, "S of initial_state", state.S, "k", k, sizes)
+        _arrays.check_state(device, "z of initial_state", state.z, "k", k, {"C": sizes["C"]})
+        shapes |= {"S": state.S.shape[:-2], "z": state.z.shape[:-1]}
+    return _arguments.check_leading(**shapes)
+
+
+def _pack(state, leading, ones: int):
     """The state as the kernels take it: S and, as one more column behind it, z, in float32."""
-    if not (hasattr(state, "S") and hasattr(state, "z")):
-        raise TypeError(
-            f"initial_state must be a LinearAttentionState, got {type(state).__name__}."
-        )
-    S, z = state
-    sizes = {"C": k.shape[-1], "M": v.shape[-1]}
-    _arrays.check_state(device, "S of initial_state", S, "k", k, sizes)
-    _arrays.check_state(device, "z of initial_state", z, "k", k, {"C": sizes["C"]})
-    leading = _arguments.check_leading(
-        k=k.shape[:-2], v=v.shape[:-2], S=S.shape[:-2], z=z.shape[:-1]
-    )
-    columns = [S, z[..., None]] if with_z else [S]
+    if state is None:
+        return None
+    columns = [state.S, state.z[..., None]][: 1 + ones]
     return _arrays.join([_arrays.broadcast(x, (*leading, *x.shape[-2:])) for x in columns])
 
 
 def _unpack(last, leading):
     """The state as the caller knows it, without the repetitions along axes that only q has."""
-    last = last[(0,) * (last.ndim - 2 - len(leading))]
-    shared = tuple(slice(size) for size in leading)  # all, or the first of many alike
-    last = last[shared]
-    if _arrays.library(last) == "torch":
-        from lesson_code import torch
-
-        return torch.LinearAttentionState(last[..., :-1], last[..., -1])
-    return LinearAttentionState(last[..., :-1], last[..., -1])
+    missing = (0,) * (last.ndim - 2 - len(leading))
+    last = last[*missing, *(slice(size) for size in leading)]  # all, or the first of many alike
+    return _arrays.states(last).LinearAttentionState(last[..., :-1], last[..., -1])
 
 
-# ---- The scan and its gradients, on arrays and packed states. ------------------------------------
-
-
-def forward(q, k, v, initial, normalize, keep, kernel):
-    """(outputs, last state or None, normalizers or None); z is computed where it is needed."""
-    states = () if initial is None else initial.shape[:-2]
-    leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], states)
-    operands = (Operand(q), Operand(k), Operand(v, int(normalize or keep)))
-    dtype, options = _arguments.dtype_name(q), {"keep": keep, "normalize": normalize}
-    return scan(kernel, operands, leading, dtype, initial=initial, **options)
+# ---- The gradients, on arrays and packed states. -------------------------------------------------
 
 
 def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, kernel):
@@ -283,7 +256,7 @@ def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, ker
     q and g. The initial state of one is the gradient of the last state, and its last state is the
     gradient of the initial one.
     """
-    leading, dtype, M = tuple(grad.shape[:-2]), _arguments.dtype_name(q), v.shape[-1]
+    dtype, M = _arguments.dtype_name(q), v.shape[-1]
     # What stands against z in the rows of S^T and of G^T, as a multiple of it, for each column of
     # ones behind v.
     past_z: tuple[int, ...] = ()
@@ -308,18 +281,15 @@ def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, ker
     future = None if grad_last is None else grad_last[..., :M]
     future_T = None if grad_last is None else transposed(grad_last, future_z)
 
-    operands = (Operand(grad), Operand(v, len(past_z)), Operand(k))
-    dq, _, _ = scan(kernel, operands, leading, dtype, initial=past)
-    operands = (Operand(v, len(future_z)), Operand(grad), Operand(q))
-    keep = initial is not None
+    ones, keep = (len(future_z), 0, 0), initial is not None
+    dq, _, _ = scan(kernel, grad, v, k, past, ones=(0, len(past_z), 0), dtype=dtype)
     dk, first_T, _ = scan(
-        kernel, operands, leading, dtype, initial=future_T, keep=keep, reverse=True
+        kernel, v, grad, q, future_T, ones=ones, dtype=dtype, keep=keep, reverse=True
     )
-    operands = (Operand(k), Operand(q), Operand(grad[..., :M]))
-    dv, _, _ = scan(kernel, operands, leading, dtype, initial=future, reverse=True)
+    dv, _, _ = scan(kernel, k, q, grad[..., :M], future, dtype=dtype, reverse=True)
     if initial is None:
         return dq, dk, dv, None
-    d_initial = _arrays.empty((*leading, *initial.shape[-2:]), "float32", q)
+    d_initial = _arrays.empty(initial.shape, "float32", q)
     d_initial[..., :M] = first_T[..., :M, :].swapaxes(-1, -2)
     if initial.shape[-1] > M:
         d_initial[..., M] = first_T[..., M:, :].sum(-2)
