@@ -364,8 +364,4 @@ def _check_one_token(state, **arrays):
     for name, part in zip(("S", "z"), state, strict=True):
         _arguments.check_arrays(np.ndarray, **{name: part})
         _arguments.check_beside(name, part, like_name, like)
-    sizes: dict[str, int] = {}
-    parts = arrays | {"S": (state.S, "C M"), "z": (state.z, "C")}
-    return _arguments.check_leading(
-        **{name: _arguments.check_shape(name, *part, sizes) for name, part in parts.items()}
-    )
+    return _arguments.check_axes(**arrays, S=(state.S, "C M"), z=(state.z, "C"))
