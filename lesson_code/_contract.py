@@ -110,7 +110,8 @@ class Contract:
     def _by_name(self, args, kwargs):
         values = self.defaults | dict(zip(self.names, args, strict=False)) | kwargs
         twice = any(name in kwargs for name in self.names[: len(args)])
-        if len(args) > self.positional or len(values) != len(self.names) or twice:
+        missing = any(name not in values for name in self.names)
+        if len(args) > self.positional or twice or missing or len(values) > len(self.names):
             self.signature.bind(*args, **kwargs)  # says what is wrong
         return values
 
