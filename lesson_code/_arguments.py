@@ -8,7 +8,7 @@ sentence: the argument, what was expected, what came.
 import math
 import numbers
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ NOT_PLAIN = (np.ma.MaskedArray, np.matrix)
 
 def dtype_name(array) -> str:
     """Name of an array's dtype: ``"float32"`` for ``numpy.float32`` and for ``torch.float32``."""
-    return getattr(array.dtype, "name", str(array.dtype)).removeprefix("torch.")
+    return getattr(array.dtype, "name", None) or str(array.dtype).removeprefix("torch.")
 
 
 def accumulation_dtype(array) -> str:
@@ -34,20 +34,25 @@ def check_arrays(array_type: type[Any], **arrays: Any) -> None:
     kind = {"numpy": "NumPy array", "torch": "torch tensor"}.get(
         array_type.__module__, array_type.__name__
     )
-    first = next(iter(arrays))
+    like_name, like = next(iter(arrays.items()))
     for name, array in arrays.items():
         if not isinstance(array, array_type) or isinstance(array, NOT_PLAIN):
             raise TypeError(f"{name} must be a {kind}, got {type(array).__name__}.")
-        if dtype_name(array) not in FLOATS:
-            raise TypeError(
-                f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {array.dtype}."
-            )
-        if dtype_name(array) != dtype_name(arrays[first]):  # whatever the order of their bytes
-            raise TypeError(
-                f"{name} must have the dtype of {first}, {dtype_name(arrays[first])}, "
-                f"got {dtype_name(array)}."
-            )
-        check_device(name, array, first, arrays[first])
+        if array is like or array.dtype != like.dtype:
+            _check_dtype(name, array, like_name, like)
+        check_device(name, array, like_name, like)
+
+
+def _check_dtype(name, array, like_name, like):
+    if dtype_name(array) not in FLOATS:
+        raise TypeError(
+            f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {array.dtype}."
+        )
+    if dtype_name(array) != dtype_name(like):  # whatever the order of their bytes
+        raise TypeError(
+            f"{name} must have the dtype of {like_name}, {dtype_name(like)}, "
+            f"got {dtype_name(array)}."
+        )
 
 
 def check_device(name: str, array, other_name: str, other) -> None:
@@ -65,41 +70,56 @@ def check_rank(name: str, array, axes: str) -> None:
         raise ValueError(f"{name} must have shape (..., {axes}), got {tuple(array.shape)}.")
 
 
-def check_axes(**arrays: tuple) -> None:
+class Axes(NamedTuple):
+    """The last axes of an array by their letters; `alone` where there may be none before them."""
+
+    letters: tuple[str, ...]
+    alone: bool
+
+    @classmethod
+    def parse(cls, text: str) -> "Axes":
+        """The axes of "N D", and those of "(N D)", which stand alone."""
+        return cls(tuple(letters_of(text)), text.startswith("("))
+
+
+def letters_of(axes: str) -> list[str]:
+    """["N", "D"] of "N D" and of "(N D)"."""
+    return axes.strip("()").replace(",", " ").split()
+
+
+def check_axes(**arrays: tuple) -> tuple[int, ...]:
     """Refuse arrays that do not fit together, each given as name=(array, "N D").
 
-    A letter stands for one size, wherever it occurs; the axes before them must broadcast.
+    A letter stands for one size, wherever it occurs. The axes before them broadcast to those that
+    are returned.
     """
     sizes: dict[str, int] = {}
-    check_leading(**{name: check_shape(name, *array, sizes) for name, array in arrays.items()})
+    leading = {
+        name: check_shape(name, array, Axes.parse(text), sizes)
+        for name, (array, text) in arrays.items()
+    }
+    return check_leading(**leading)
 
 
-def check_shape(name: str, array, axes: str, sizes: dict[str, int]) -> tuple[int, ...]:
-    """Refuse an array whose axes are not those of "N D", and return the axes before them.
+def check_shape(name: str, array, axes: Axes, sizes: dict[str, int]) -> tuple[int, ...]:
+    """Refuse an array that does not have some axes, and return those before them.
 
-    `sizes` has what is known of each letter, and learns the others. In "(D)" the array has these
-    axes alone.
+    `sizes` has what is known of each letter, and learns the others.
     """
-    letters = letters_of(axes)
-    alone = axes.startswith("(")
+    letters, alone = axes
     shape = tuple(array.shape)
     before = len(shape) - len(letters)
-    own = shape[max(before, 0) :]
-    if len(own) == len(letters):
-        for letter, size in zip(letters, own, strict=True):
-            sizes.setdefault(letter, size)
-    if own != tuple(sizes.get(letter) for letter in letters) or (alone and before):
+    fits = before == 0 or (before > 0 and not alone)
+    if before >= 0:
+        for letter, size in zip(letters, shape[before:], strict=True):
+            fits = sizes.setdefault(letter, size) == size and fits
+    if not fits:
         start = [] if alone else ["..."]
         expected = _shape([*start, *letters])
         if all(letter in sizes for letter in letters):
             expected += ", " + _shape([*start, *(sizes[letter] for letter in letters)])
         raise ValueError(f"{name} must have shape {expected}, got {shape}.")
     return shape[:before]
-
-
-def letters_of(axes: str) -> list[str]:
-    """["N", "D"] of "N D" and of "(N D)"."""
-    return axes.strip("()").replace(",", " ").split()
 
 
 def _shape(axes: list) -> str:
@@ -120,6 +140,9 @@ def check_size(name: str, size: int, what: str, expected: int) -> None:
 
 def check_leading(**shapes: tuple) -> tuple:
     """Return the shape to which leading dimensions broadcast, as in ``matmul``."""
+    first, *others = shapes.values()
+    if all(shape == first for shape in others):
+        return tuple(first)
     try:
         return np.broadcast_shapes(*shapes.values())
     except ValueError:

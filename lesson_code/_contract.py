@@ -11,9 +11,11 @@ number of tokens, which is at least 1, and an array whose default is None may be
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lesson_code import _arguments
+from lesson_code._arguments import Axes
 
 # Which values are wrong where they are restricted. NaN never is: it reaches what depends on it.
 OUTSIDE = {
@@ -40,7 +42,7 @@ class Call(NamedTuple):
 class Contract:
     """The declaration of an operator, as the decorators of the backends take it."""
 
-    def __init__(self, function, axes, state, reads, forms, ranges):
+    def __init__(self, function, axes, state, empty, reads, forms, ranges):
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
         self.names = tuple(p.name for p in parameters)
@@ -50,7 +52,14 @@ class Contract:
         self.counts = [name for name, x in self.defaults.items() if type(x) is int]
         inputs, self.output = axes.split(" -> ")
         self.axes = dict(zip(self.names, inputs.split(", "), strict=False))
-        self.state, self.reads, self.forms, self.ranges = state, reads.split(), forms, ranges
+        self.state, self.empty, self.reads = state, empty, reads.split()
+        self.forms, self.ranges = forms, ranges
+        # What a call would have to read again and again.
+        self._axes = {name: Axes.parse(text) for name, text in self.axes.items()}
+        self._one_each = [name for name, text in self.axes.items() if text == "..."]
+        self._optional = [name for name in self.axes if name in self.defaults]
+        self._output = Axes.parse(self.output).letters
+        self.parts = _parts(state)  # of the memory
 
     def hold(self, array_type: type, args: tuple, kwargs: dict) -> Call:
         """The call, after checks of all but the values of arrays."""
@@ -72,14 +81,31 @@ class Contract:
             if hasattr(arrays[name], "shape"):  # a number was looked at when it came
                 _arguments.check_values(name, arrays[name], kind, OUTSIDE[kind](arrays[name]))
 
-    def sizes_of(self, axes: str, sizes: dict[str, int]) -> tuple[int, ...] | None:
-        """The sizes of some axes, or None where one of them is not known."""
-        known = tuple(sizes.get(letter) for letter in _arguments.letters_of(axes))
-        return None if None in known else known  # type: ignore[return-value]
+    def output_shape(self, call: Call) -> tuple[int, ...]:
+        """The shape of the outputs, of letters that are all known."""
+        return (*call.leading, *(call.sizes[letter] for letter in self._output))
 
-    def has_no_token(self, sizes: dict[str, int]) -> bool:
+    def first_memory(self, call: Call, make: Callable) -> Any:
+        """The memory before the first token, None while a size is not known.
+
+        ``make(shape, x)`` is an array of some shape from an initial state, or from a number.
+        """
+        sizes, given = call.sizes, call.values["initial_state"]
+        if not all(letter in sizes for axes in self.parts.values() for letter in axes.letters):
+            return None
+        single = isinstance(self.state, str)
+        parts = self.empty if given is None else given
+        if single or not isinstance(parts, tuple):
+            parts = [parts] * len(self.parts)
+        made = [
+            make((*call.memory_leading, *(sizes[letter] for letter in axes.letters)), part)
+            for axes, part in zip(self.parts.values(), parts, strict=True)
+        ]
+        return made[0] if single else type(self.state)(*made)
+
+    def has_no_token(self, call: Call) -> bool:
         """Whether there is nothing to write and, of as many outputs as tokens, nothing to read."""
-        return self.output.startswith("N ") and sizes["N"] == 0
+        return self._output[0] == "N" and call.sizes["N"] == 0
 
     def _by_name(self, args, kwargs):
         values = self.defaults | dict(zip(self.names, args, strict=False)) | kwargs
@@ -90,52 +116,61 @@ class Contract:
         return values
 
     def _arrays(self, array_type, values):
-        left_out = [name for name in self.axes if name in self.defaults and values[name] is None]
-        arrays = {name: values[name] for name in self.axes if name not in left_out}
-        one_each = [name for name in arrays if self.axes[name] == "..."]
-        whole = {name: array for name, array in arrays.items() if name not in one_each}
-        _arguments.check_arrays(array_type, **whole)
-        like = next(iter(whole))
-        for name in one_each:
-            if isinstance(arrays[name], array_type):
-                _arguments.check_arrays(array_type, **{name: arrays[name]})
-                _arguments.check_beside(name, arrays[name], like, whole[like])
+        arrays = {name: values[name] for name in self.axes}
+        for name in self._optional:
+            if values[name] is None:
+                del arrays[name]
+        one_each = {name: arrays.pop(name) for name in self._one_each}
+        _arguments.check_arrays(array_type, **arrays)
+        like_name, like = next(iter(arrays.items()))
+        for name, x in one_each.items():
+            if isinstance(x, array_type):
+                _arguments.check_arrays(array_type, **{name: x})
+                _arguments.check_beside(name, x, like_name, like)
             else:
-                number = arrays[name] = _arguments.check_number(name, arrays[name])
+                number = one_each[name] = _arguments.check_number(name, x)
                 if (kind := self.ranges.get(name)) and OUTSIDE[kind](number):
                     raise ValueError(f"{name} must be {kind}, got {number}.")
-        return arrays
+        return arrays | one_each
 
     def _fit(self, array_type, arrays, initial_state):
         """Sizes of the letters, leading axes of the output and of the memory."""
-        described = {name: (array, self.axes[name]) for name, array in arrays.items()}
         sizes: dict[str, int] = {}
-        leading = {}
-        for name, (array, axes) in (
-            described | self._parts(array_type, arrays, initial_state)
-        ).items():
-            if axes == "...":
-                leading[name] = tuple(getattr(array, "shape", ()))
-            else:
-                before = _arguments.check_shape(name, array, axes, sizes)
-                leading[name] = before
-        written = {name: before for name, before in leading.items() if name not in self.reads}
-        return sizes, _arguments.check_leading(**leading), _arguments.check_leading(**written)
+        leading = {
+            name: tuple(getattr(x, "shape", ()))
+            if name in self._one_each
+            else _arguments.check_shape(name, x, self._axes[name], sizes)
+            for name, x in arrays.items()
+        }
+        if initial_state is not None:
+            parts = self._parts_of(array_type, initial_state, arrays)
+            for (name, axes), x in zip(self.parts.items(), parts, strict=True):
+                leading[name] = _arguments.check_shape(name, x, axes, sizes)
+        of_all = _arguments.check_leading(**leading)
+        for name in self.reads:
+            leading.pop(name, None)
+        return sizes, of_all, _arguments.check_leading(**leading)
 
-    def _parts(self, array_type, arrays, state):
-        """The parts of an initial state and their axes, under the names that errors give them."""
-        if state is None or self.state is None:
-            return {}
+    def _parts_of(self, array_type, state, arrays):
+        """The parts of an initial state, arrays that may stand beside the others."""
         if isinstance(self.state, str):
-            parts = {"initial_state": (state, self.state)}
-        elif isinstance(state, type(self.state)):
-            fields = zip(state._fields, state, self.state, strict=True)
-            parts = {f"{field} of initial_state": (part, axes) for field, part, axes in fields}
-        else:
+            state = (state,)
+        elif not isinstance(state, type(self.state)):
             expected = type(self.state).__name__
             raise TypeError(f"initial_state must be a {expected}, got {type(state).__name__}.")
-        like, first = next(iter(arrays.items()))
-        _arguments.check_arrays(array_type, **{name: part for name, (part, _) in parts.items()})
-        for name, (part, _) in parts.items():
-            _arguments.check_beside(name, part, like, first)
-        return parts
+        like_name, like = next(iter(arrays.items()))
+        parts = dict(zip(self.parts, state, strict=True))
+        _arguments.check_arrays(array_type, **parts)
+        for name, part in parts.items():
+            _arguments.check_beside(name, part, like_name, like)
+        return state
+
+
+def _parts(state) -> dict[str, Axes]:
+    """The axes of each part of a memory, under the name that errors give it."""
+    if state is None:
+        return {}
+    if isinstance(state, str):
+        return {"initial_state": Axes.parse(state)}
+    fields = zip(state._fields, state, strict=True)
+    return {f"{field} of initial_state": Axes.parse(axes) for field, axes in fields}

@@ -365,7 +365,4 @@ def _check_one_token(state, **arrays):
     for name, (part, _) in parts.items():
         _arguments.check_arrays(np.ndarray, **{name: part})
         _arguments.check_beside(name, part, like_name, like)
-    sizes: dict[str, int] = {}
-    return _arguments.check_leading(
-        **{name: _arguments.check_shape(name, *x, sizes) for name, x in (arrays | parts).items()}
-    )
+    return _arguments.check_axes(**arrays, **parts)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lesson_code._contract import Call, Contract
+from lesson_code._contract import Contract
 
 Array = NDArray[np.floating]
 Operator = TypeVar("Operator", bound=Callable[..., Any])
@@ -46,7 +46,7 @@ def operator(
     """
 
     def declare(body):
-        contract = Contract(body, axes, state, reads, forms, ranges)
+        contract = Contract(body, axes, state, empty, reads, forms, ranges)
 
         @functools.wraps(body)
         def run(*args, **kwargs):
@@ -57,10 +57,12 @@ def operator(
             }
             memory = None
             if state is not None:
-                memory = values["initial_state"] = _first_memory(contract, call, empty)
-            if memory is not None and contract.has_no_token(call.sizes):
-                out = np.zeros((*call.leading, *contract.sizes_of(contract.output, call.sizes)))
-                out = out.astype(call.dtype)
+                memory = contract.first_memory(
+                    call, lambda shape, x: np.array(np.broadcast_to(x, shape), call.accumulation)
+                )
+                values["initial_state"] = memory
+            if memory is not None and contract.has_no_token(call):
+                out = np.zeros(contract.output_shape(call), call.dtype)
             else:
                 result = body(**values)
                 out, memory = result if isinstance(result, tuple) else (result, None)
@@ -71,24 +73,3 @@ def operator(
         return run
 
     return declare
-
-
-def _first_memory(contract: Contract, call: Call, empty: Any) -> Any:
-    """The memory before the first token, a fresh one; None while its size is not known."""
-    given = call.values["initial_state"]
-
-    def part(axes, filled):
-        sizes = contract.sizes_of(axes, call.sizes)
-        if sizes is None:
-            return None
-        shape = (*call.memory_leading, *sizes)
-        return np.array(np.broadcast_to(filled, shape), call.accumulation)
-
-    filled = empty if given is None else given
-    if isinstance(contract.state, str):
-        return part(contract.state, filled)
-    kind = type(contract.state)
-    if given is None and not isinstance(empty, tuple):
-        filled = [empty] * len(contract.state)
-    parts = [part(axes, x) for axes, x in zip(contract.state, filled, strict=True)]
-    return None if any(x is None for x in parts) else kind(*parts)

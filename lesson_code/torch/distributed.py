@@ -37,13 +37,14 @@ from torch import Tensor
 
 from lesson_code import _arguments
 from lesson_code._custom_ops import once_differentiable
-from lesson_code.torch import chunkwise, gated, linear
-from lesson_code.torch._memory import check_values, initial_memory
+from lesson_code.torch import gated, linear
 from lesson_code.torch.elementwise import divide
 from lesson_code.torch.engines import chunks
+from lesson_code.torch.engines import linear as engine
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.feature_maps import elu_plus_one, identity
 from lesson_code.torch.linear import LinearAttentionState
+from lesson_code.torch.operator import held
 from lesson_code.torch.precision import accumulate, full_precision
 
 __all__ = ["gated_linear_attention", "linear_attention"]
@@ -186,18 +187,18 @@ def linear_attention(
     exchange = _Exchange("linear_attention", group, q)
     initial_state = initial_state if exchange.rank == 0 else None
     with exchange.telling_of_errors():
-        _arguments.check_arrays(Tensor, q=q, k=k, v=v)
-        _arguments.check_flags(causal=causal, normalize=normalize, return_state=return_state)
-        _arguments.check_queries_keys_values(q, k, v)
-        forms = linear._FORMS[True] if causal else ("linear",)
+        flags = {"causal": causal, "normalize": normalize, "return_state": return_state}
+        options = {"chunk_size": chunk_size, "initial_state": initial_state}
+        arguments = held(linear.linear_attention, q, k, v, **flags, **options)
+        forms = linear.FORMS[True] if causal else ("linear",)
         _arguments.check_form(form, forms, f" across ranks when {causal=}")
-        chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
+        chunk_size = arguments["chunk_size"]
         if causal:
             _arguments.check_size("q", q.shape[-2], "the length of k when causal=True", k.shape[-2])
         elif initial_state is not None or return_state:
             name = "return_state" if initial_state is None else "initial_state"
             raise ValueError(f"{name} needs causal=True, got {causal=}.")
-        on_kernels = linear._on_kernels(backend, causal, form, q)
+        on_kernels = linear._on_kernels(backend, causal, form)
 
         dtype, given_v = q.dtype, v
         with full_precision(q):
@@ -207,7 +208,7 @@ def linear_attention(
                 q, k = q.to(dtype), k.to(dtype)
             width = "one width C for q and k"
             _arguments.check_size("feature_map", k.shape[-1], width, q.shape[-1])
-            S, z = linear._broadcast_state(q, k, given_v, initial_state)
+            S, z = linear._first_state(k, v, arguments["initial_state"])
             S = torch.cat([S, z[..., None]], dim=-1)  # (..., C, M + 1)
         exchange.announce(
             (q, k, v, S),
@@ -340,31 +341,23 @@ def gated_linear_attention(
     exchange = _Exchange("gated_linear_attention", group, q)
     initial_state = initial_state if exchange.rank == 0 else None
     with exchange.telling_of_errors():
-        _arguments.check_arrays(Tensor, q=q, k=k, v=v, log_decay=log_decay)
-        _arguments.check_flags(return_state=return_state)
-        axes = {"q": (q, "N, D"), "k": (k, "N, D"), "v": (v, "N, M")}
-        _arguments.check_axes(**axes, log_decay=(log_decay, "N, D"))
-        _arguments.check_form(form, ("recurrent", "parallel", "chunkwise"))
-        chunk_size = _arguments.check_integer("chunk_size", chunk_size, minimum=1)
-        check_values("log_decay", log_decay, "at most 0", lambda x: x > 0)
-        leading = {"k": k.shape[:-2], "v": v.shape[:-2], "log_decay": log_decay.shape[:-2]}
-        sizes = {"D": k.shape[-1], "M": v.shape[-1]}
-        S = initial_memory(initial_state, "v", v, sizes, **leading)
-        _arguments.check_leading(q=q.shape[:-2], initial_state=tuple(S.shape[:-2]))
+        dtype, options = q.dtype, {"form": form, "chunk_size": chunk_size}
+        options |= {"initial_state": initial_state, "return_state": return_state}
+        arguments = held(gated.gated_linear_attention, q, k, v, log_decay, **options)
+        q, k, v, g = (arguments[name] for name in ("q", "k", "v", "log_decay"))
+        S, chunk_size = arguments["initial_state"], arguments["chunk_size"]
         exchange.announce(
-            (q, k, v, log_decay, S),
-            dtype=q.dtype,
+            (q, k, v, g, S),
+            dtype=dtype,
             C=k.shape[-1],
             M=v.shape[-1],
             return_state=return_state,
             queries=q.shape[:-2],
-            keys=torch.broadcast_shapes(*leading.values()),
+            keys=torch.broadcast_shapes(k.shape[:-2], v.shape[:-2], g.shape[:-2]),
             state=S.shape[:-2],
         )
 
-    dtype = q.dtype
     with full_precision(q):
-        q, k, v, g = accumulate(q, k, v, log_decay)
         decay = g.sum(dim=-2)[..., None].exp()  # (..., D, 1), of the whole part
         writes = (k * chunks.sums_after(g).exp()).mT @ v  # (..., D, M)
         sent = exchange.send(decay * S + writes, decay)
@@ -381,8 +374,8 @@ def _inside(form, chunk_size, q, k, values, S):
         form = "masked" if k.shape[-2] <= chunk_size else "chunkwise"
     z = S.new_zeros(S.shape[:-1])  # a column of S is the normalizer
     if form == "chunkwise":
-        return chunkwise.chunkwise(q, k, values, S, z, "identity", False, chunk_size)[0]
-    return linear._CAUSAL[form](q, k, values, S, z)[0]
+        return engine.chunkwise(q, k, values, S, z, "identity", False, chunk_size)[0]
+    return linear.CAUSAL[form](q, k, values, S, z)[0]
 
 
 def _state(S):

@@ -16,33 +16,10 @@ from lesson_code.torch.precision import accumulate, full_precision
 def elu_plus_one(x: Tensor) -> Tensor:
     r"""The map elu(x) + 1: x + 1 above zero, exp(x) below.
 
-    Computes :eq:`eq-elu-plus-one` elementwise, so that C = D. It is positive everywhere, and unlike
-    :func:`relu` it has a slope everywhere.
-
-    Parameters
-    ----------
-    x : tensor, shape (..., D)
-        Queries or keys.
-
-    Returns
-    -------
-    tensor, shape (..., D)
-        Features in the dtype of `x`; half precision is computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If `x` is no torch tensor of floats.
-
-    Notes
-    -----
-    For x <= 0 it is exp(x) itself and never ``torch.nn.functional.elu(x) + 1``, which subtracts 1
-    and adds it again: that rounds to 0 below about -17 in float32, -8.3 in float16 and -6.25 in
-    bfloat16. The gradient is finite everywhere. NaN stays NaN.
-
-    References
-    ----------
-    Katharopoulos et al. (2020), equation 7.
+    Computes :eq:`eq-elu-plus-one`, as :func:`lesson_code.numpy.elu_plus_one` does. For x <= 0 it is
+    exp(x) itself and never ``torch.nn.functional.elu(x) + 1``, which subtracts 1 and adds it again:
+    that rounds to 0 below about -17 in float32, -8.3 in float16 and -6.25 in bfloat16. The gradient
+    is finite everywhere.
 
     Examples
     --------
@@ -54,33 +31,9 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def relu(x: Tensor) -> Tensor:
-    r"""The map max(x, 0).
+    r"""The map max(x, 0), as :func:`lesson_code.numpy.relu`.
 
-    Its features are zero, and so is their slope, wherever x is negative: a token whose features are
-    all zero is neither written nor read, and cannot learn to be.
-
-    Parameters
-    ----------
-    x : tensor, shape (..., D)
-        Queries or keys.
-
-    Returns
-    -------
-    tensor, shape (..., D)
-        Features in the dtype of `x`.
-
-    Raises
-    ------
-    TypeError
-        If `x` is no torch tensor of floats.
-
-    Notes
-    -----
-    NaN stays NaN.
-
-    References
-    ----------
-    Katharopoulos et al. (2020), section 3.2.1, on why elu and not relu.
+    Where all features of a token are 0 its gradient is 0, too: such a token cannot learn.
 
     Examples
     --------
@@ -91,33 +44,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def identity(x: Tensor) -> Tensor:
-    r"""The map x: the similarity is q·k itself.
-
-    The Gram matrix is positive semi-definite, yet single similarities can be negative, so that the
-    normalized output is no mean: use it with ``normalize=False``.
-
-    Parameters
-    ----------
-    x : tensor, shape (..., D)
-        Queries or keys.
-
-    Returns
-    -------
-    tensor, shape (..., D)
-        `x` itself, not a copy.
-
-    Raises
-    ------
-    TypeError
-        If `x` is no torch tensor of floats.
-
-    Notes
-    -----
-    NaN stays NaN.
-
-    References
-    ----------
-    Schlag et al. (2021), section 2: fast weights without a feature map.
+    r"""The map x, as :func:`lesson_code.numpy.identity`: x itself, not a copy.
 
     Examples
     --------
@@ -129,34 +56,9 @@ def identity(x: Tensor) -> Tensor:
 
 
 def exponential(x: Tensor) -> Tensor:
-    r"""The map exp(x), elementwise.
+    r"""The map exp(x), elementwise, as :func:`lesson_code.numpy.exponential`.
 
-    Its similarity is :math:`\sum_c e^{q_c + k_c}`, a sum of exponentials: not the exponential of
-    q·k.
-
-    Parameters
-    ----------
-    x : tensor, shape (..., D)
-        Queries or keys.
-
-    Returns
-    -------
-    tensor, shape (..., D)
-        Features in the dtype of `x`; half precision is computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If `x` is no torch tensor of floats.
-
-    Notes
-    -----
-    It overflows to inf above 88 in float32 and bfloat16, 709 in float64 and 11 in float16. NaN
-    stays NaN.
-
-    References
-    ----------
-    Zhang et al. (2024), The Hedgehog and the Porcupine, section 3.
+    It overflows to inf above 88 in float32 and bfloat16, 709 in float64 and 11 in float16.
 
     Examples
     --------
@@ -169,38 +71,7 @@ def exponential(x: Tensor) -> Tensor:
 def polynomial(degree: int, dim: int) -> Callable[[Tensor], Tensor]:
     r"""Make the map whose similarity is :math:`(1 + q \cdot k)^p`.
 
-    Its features are all monomials of the D + 1 letters :math:`1, x_1, \dots, x_D` that have p
-    letters, each times the square root of its multinomial coefficient (:eq:`eq-polynomial`).
-
-    Parameters
-    ----------
-    degree : int
-        Degree p, at least 1.
-    dim : int
-        Width D of queries and keys.
-
-    Returns
-    -------
-    callable
-        Feature map (..., D) -> (..., C), attribute ``num_features`` = C = binomial(D + p, p).
-
-    Raises
-    ------
-    TypeError
-        If an argument is no integer. The map: if x is no torch tensor of floats.
-    ValueError
-        If an argument is below 1. The map: if the width of x is not `dim`.
-
-    Notes
-    -----
-    The letters are combined in the order of ``itertools.combinations_with_replacement``: for p = 2
-    and D = 2 the features are 1, √2 x₁, √2 x₂, x₁², √2 x₁x₂, x₂². The map keeps the dtype of x and
-    computes half precision in float32. NaN reaches the features that contain its letter. With an
-    odd degree the similarity can be negative.
-
-    References
-    ----------
-    Katharopoulos et al. (2020), section 3.2.1, on polynomial kernels.
+    Computes :eq:`eq-polynomial`, as :func:`lesson_code.numpy.polynomial` does.
 
     Examples
     --------
@@ -236,38 +107,7 @@ def polynomial(degree: int, dim: int) -> Callable[[Tensor], Tensor]:
 def taylor(dim: int) -> Callable[[Tensor], Tensor]:
     r"""Make the map whose similarity is the second-order Taylor polynomial of exp.
 
-    With :math:`s = q \cdot k / \sqrt{D}` the similarity is :math:`1 + s + s^2/2`, which is at least
-    1/2 (:eq:`eq-taylor`). The features are 1, the :math:`x_i`, and the products :math:`x_i x_j`
-    with i <= j, of x scaled by :math:`D^{-1/4}`.
-
-    Parameters
-    ----------
-    dim : int
-        Width D of queries and keys.
-
-    Returns
-    -------
-    callable
-        Feature map (..., D) -> (..., C), attribute ``num_features`` = C = 1 + D + D(D + 1)/2.
-
-    Raises
-    ------
-    TypeError
-        If `dim` is no integer. The map: if x is no torch tensor of floats.
-    ValueError
-        If `dim` is below 1. The map: if the width of x is not `dim`.
-
-    Notes
-    -----
-    :math:`s^2/2` sums :math:`x_i x_j y_i y_j / 2` over all i and j. Each pair i < j stands for two
-    equal terms, so its product is √2 times as heavy as a square: x₁²/√2, x₁x₂, ..., x₁x_D, x₂²/√2,
-    and so on. The map keeps the dtype of x and computes half precision in float32. NaN reaches the
-    features that contain it.
-
-    References
-    ----------
-    Arora et al. (2024), Simple linear attention language models balance the recall-throughput
-    tradeoff.
+    Computes :eq:`eq-taylor`, as :func:`lesson_code.numpy.taylor` does.
 
     Examples
     --------
@@ -297,48 +137,9 @@ def positive_random_features(
 ) -> Callable[[Tensor], Tensor]:
     r"""Make a random map whose similarity is :math:`e^{q \cdot k / \sqrt{D}}` on average.
 
-    With m random rows w and :math:`x' = D^{-1/4} x` the features are
-    :math:`m^{-1/2} \exp(w \cdot x' - |x'|^2 / 2)` (:eq:`eq-positive-random-features`). They are
-    positive, and the mean of phi(q)·phi(k) over the draws is exact.
-
-    Parameters
-    ----------
-    num_features : int
-        Number m of random rows; C = m.
-    dim : int
-        Width D of queries and keys.
-    orthogonal : bool
-        Draw rows in blocks of D orthogonal ones, which lowers the variance; otherwise independent
-        Gaussian rows. The last block is cut off where D does not divide m.
-    seed : int
-        Seed of the draw; the same seed gives the same features, here and in
-        :func:`lesson_code.numpy.positive_random_features`.
-
-    Returns
-    -------
-    callable
-        Feature map (..., D) -> (..., C), attribute ``num_features`` = C.
-
-    Raises
-    ------
-    TypeError
-        If `num_features`, `dim` or `seed` is no integer. The map: if x is no torch tensor of
-        floats.
-    ValueError
-        If `num_features` or `dim` is below 1 or `seed` below 0. The map: if the width of x is not
-        `dim`.
-
-    Notes
-    -----
-    The rows are drawn by NumPy, whose version says how and why no maximum is subtracted. They are
-    constants in float64, brought to the device and dtype of x at each call. exp can overflow (its
-    argument is at most :math:`|w|^2/2`, about D/2) and, for long x, underflow to features that are
-    all 0. The map keeps the dtype of x and computes half precision in float32, but float16 holds
-    nothing above 65,504. NaN in a vector makes all of its features NaN.
-
-    References
-    ----------
-    Choromanski et al. (2021), lemma 1 and section 2.4.
+    Computes :eq:`eq-positive-random-features`, as
+    :func:`lesson_code.numpy.positive_random_features` does, with the same features for the same
+    seed. The rows are constants in float64, brought to the device and dtype of x at each call.
 
     Examples
     --------

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lesson_code.torch.engines.additive import additive
-from lesson_code.torch.engines.scan import scan
+from lesson_code.torch.engines.selective import selective
 from lesson_code.torch.operator import operator
 
 
@@ -48,7 +48,7 @@ def selective_scan(
             [6.]])
     """
     one_by_one = form == "recurrent" or (form is None and x.shape[-2] == 1)
-    y, h = (_recurrent if one_by_one else scan)(x, delta, A, B, C, initial_state)
+    y, h = (_recurrent if one_by_one else selective)(x, delta, A, B, C, initial_state)
     return (y if D is None else y + D * x), h
 
 

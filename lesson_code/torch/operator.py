@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lesson_code._contract import Call, Contract
-from lesson_code._custom_ops import has_values
+from lesson_code._contract import OUTSIDE, Call, Contract
+from lesson_code._custom_ops import check_values
 from lesson_code.torch.precision import full_precision
 
 Operator = TypeVar("Operator", bound=Callable[..., Any])
@@ -35,59 +35,65 @@ def operator(
     """
 
     def declare(body):
-        contract = Contract(body, axes, state, reads, forms, ranges)
+        contract = Contract(body, axes, state, empty, reads, forms, ranges)
+
+        def hold(args, kwargs):
+            call = contract.hold(Tensor, args, kwargs)
+            for name, kind in ranges.items():
+                if isinstance(call.arrays[name], Tensor):  # a number was looked at when it came
+                    check_values(name, call.arrays[name], kind, OUTSIDE[kind])
+            dtype, device = getattr(torch, call.accumulation), _first_tensor(call).device
+            values = dict(call.values)
+            if accumulate:
+                values |= {name: _tensor((), x, dtype, device) for name, x in call.arrays.items()}
+            if state is not None:
+                values["initial_state"] = contract.first_memory(
+                    call, lambda shape, x: _tensor(shape, x, dtype, device).expand(shape)
+                )
+            return call, values
 
         @functools.wraps(body)
         def run(*args, **kwargs):
-            call = contract.hold(Tensor, args, kwargs)
-            tensors = [x for x in call.arrays.values() if isinstance(x, Tensor)]
-            if all(map(has_values, tensors)):
-                contract.check_values({name: _seen(x) for name, x in call.arrays.items()})
-            dtype, device = getattr(torch, call.accumulation), tensors[0].device
-            values = dict(call.values)
-            if accumulate:
-                for name, x in call.arrays.items():
-                    values[name] = torch.as_tensor(x, dtype=dtype, device=device)
-            memory = None
-            if state is not None:
-                memory = values["initial_state"] = _first_memory(contract, call, empty, tensors[0])
-            if memory is not None and contract.has_no_token(call.sizes):
-                shape = (*call.leading, *contract.sizes_of(contract.output, call.sizes))
-                # An empty sum, by which gradients find their way to every argument.
-                out = sum((x.sum() for x in tensors), torch.zeros(shape, device=device))
+            call, values = hold(args, kwargs)
+            memory = values.get("initial_state")
+            if memory is not None and contract.has_no_token(call):
+                out = _nothing(call, contract.output_shape(call))
+                memory = _copied(memory)
             else:
-                with full_precision(tensors[0]):
+                with full_precision(_first_tensor(call)):
                     result = body(**values)
                 out, memory = result if isinstance(result, tuple) else (result, None)
             out = out.to(call.dtype)
-            return (out, memory) if call.values.get("return_state") else out
+            return (out, memory) if values.get("return_state") else out
 
-        run.contract = contract
+        run.contract, run.hold = contract, hold
         return run
 
     return declare
 
 
-def _first_memory(contract: Contract, call: Call, empty: Any, like: Tensor) -> Any:
-    """The memory before the first token, a fresh one; None while its size is not known."""
-    given = call.values["initial_state"]
-    dtype = getattr(torch, call.accumulation)
-
-    def part(axes, filled):
-        sizes = contract.sizes_of(axes, call.sizes)
-        if sizes is None:
-            return None
-        shape = (*call.memory_leading, *sizes)
-        return torch.as_tensor(filled, dtype=dtype, device=like.device).expand(shape).clone()
-
-    filled = empty if given is None else given
-    if isinstance(contract.state, str):
-        return part(contract.state, filled)
-    if given is None and not isinstance(empty, tuple):
-        filled = [empty] * len(contract.state)
-    parts = [part(axes, x) for axes, x in zip(contract.state, filled, strict=True)]
-    return None if any(x is None for x in parts) else type(contract.state)(*parts)
+def held(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of an operator by name, checked, as its body gets them."""
+    return function.hold(args, kwargs)[1]  # type: ignore[attr-defined]
 
 
-def _seen(x: Any) -> Any:
-    return x.detach() if isinstance(x, Tensor) else x
+def _first_tensor(call: Call) -> Tensor:
+    return next(iter(call.arrays.values()))
+
+
+def _tensor(shape: tuple, x: Tensor | float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor in some dtype, or one of this shape made of a number."""
+    if isinstance(x, Tensor):
+        return x.to(dtype)
+    return torch.full(shape, x, dtype=dtype, device=device)
+
+
+def _nothing(call: Call, shape: tuple) -> Tensor:
+    """An empty sum over all tensors, by which gradients find their way to each of them."""
+    return sum(x.sum() for x in call.arrays.values() if isinstance(x, Tensor)).expand(shape)
+
+
+def _copied(memory: Any) -> Any:
+    if isinstance(memory, Tensor):
+        return memory.clone()
+    return type(memory)(*(part.clone() for part in memory))

@@ -17,6 +17,6 @@ def accumulate(*tensors: Tensor) -> tuple[Tensor, ...]:
 def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager:
     """A context in which autocast does not round the factors of products to half precision."""
     device = tensor.device.type
-    if not torch.amp.is_autocast_available(device):  # such as meta
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
     return torch.autocast(device, enabled=False)

@@ -1,6 +1,6 @@
 """Linear attention in torch: every form against NumPy in float64, and under all that torch adds.
 
-The chunkwise form's own backward pass and operators are in test_chunkwise.py.
+The chunkwise form's own backward pass and operators are in engines/test_linear.py.
 """
 
 import math
@@ -23,7 +23,7 @@ from lesson_code.checks import (
     random_qkv,
 )
 from lesson_code.measure import peak_bytes
-from lesson_code.torch import chunkwise
+from lesson_code.torch.engines import linear as engine
 from lesson_code.torch.feature_maps import (
     elu_plus_one,
     exponential,
@@ -161,7 +161,7 @@ def test_causal_forms_are_numpys(
         *arrays(q, k, v), feature_map=twin, initial_state=numpy_state(state), **options
     )
     options |= {"feature_map": feature_map, "initial_state": state}
-    with mock.patch.dict(chunkwise.SEGMENT, cpu=segment):
+    with mock.patch.dict(engine.SEGMENT, cpu=segment):
         for form in [*CAUSAL, None]:
             assert_result(linear_attention(q, k, v, form=form, **options), expected, dtype)
 
@@ -267,7 +267,7 @@ def test_checks(form, normalize):
     for inputs in (tensors, heads):
         check_same(attention, numpys, inputs=inputs)
     check_causal(attention, inputs=tensors)
-    with mock.patch.dict(chunkwise.SEGMENT, cpu=16):
+    with mock.patch.dict(engine.SEGMENT, cpu=16):
         check_causal(attention, inputs=heads)
         check_streaming(attention, inputs=heads)
         check_gradients(attention, inputs=tensors)
@@ -656,7 +656,7 @@ def test_gradcheck(causal, form, normalize):
 
 @every_form
 def test_second_derivatives(causal, form):
-    """The other forms have them; the chunkwise one says that it does not (test_chunkwise.py)."""
+    """The other forms have them; the chunkwise one says that it does not (engines/test_linear.py)."""
     if form == "chunkwise":
         return
     args = [x.requires_grad_() for x in draw(17, 4, 4, 2, 2)]

@@ -17,7 +17,7 @@ from lesson_code.torch import (
     selective_scan,
     state_space_dual,
 )
-from lesson_code.torch.engines import scan
+from lesson_code.torch.engines import selective as engine
 
 SELECTIVE = ["recurrent", "scan"]
 DUAL = ["recurrent", "parallel", "chunkwise"]
@@ -142,7 +142,7 @@ def test_selective_scan_is_numpys(N, E, K, leading, segment, fewest, dtype, seed
     expected = reference.selective_scan(**numpys(arguments), return_state=True)
     fewer = {k: x for k, x in arguments.items() if k not in ("D", "initial_state")}
     expected_fewer = reference.selective_scan(**numpys(fewer), return_state=True)
-    with mock.patch.multiple(scan, SEGMENT=segment, FEWEST=fewest):
+    with mock.patch.multiple(engine, SEGMENT=segment, FEWEST=fewest):
         for form in [*SELECTIVE, None]:
             options = {"form": form, "return_state": True}
             assert_result(selective_scan(**arguments, **options), expected, dtype)
@@ -278,7 +278,7 @@ def test_gradients(function, form, leading):
         options = {"chunk_size": 2} if function is state_space_dual else {}
         return function(**named, form=form, return_state=True, **options)
 
-    with mock.patch.multiple(scan, SEGMENT=1, FEWEST=2):
+    with mock.patch.multiple(engine, SEGMENT=1, FEWEST=2):
         assert torch.autograd.gradcheck(run, list(arguments.values()), fast_mode=True)
 
 
@@ -288,7 +288,7 @@ def test_gradients_of_the_scan_are_those_of_the_loop(leading, length):
     arguments = draw_selective(2, 37, leading=leading)
     arguments["A"], arguments["D"] = arguments["A"][:, :3], arguments["D"]
     expected = gradients(loss_of(selective_scan, "recurrent"), arguments)
-    with mock.patch.multiple(scan, SEGMENT=1, FEWEST=length):
+    with mock.patch.multiple(engine, SEGMENT=1, FEWEST=length):
         found = gradients(loss_of(selective_scan, "scan"), arguments)
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b)
@@ -372,7 +372,7 @@ def test_what_the_scan_keeps_does_not_grow_with_the_states():
         y = selective_scan(x, delta, A, B, C, D, form=form, initial_state=h)
         torch.autograd.grad(y.sum(), [x, delta, A, B, C, D, h])
 
-    with mock.patch.object(scan, "SEGMENT", 2**16):
+    with mock.patch.object(engine, "SEGMENT", 2**16):
         assert peak_bytes(lambda: run("scan")) < 0.4 * 4 * N * E * K
     assert peak_bytes(lambda: run("recurrent")) > 2 * 4 * N * E * K
 
@@ -422,7 +422,7 @@ def test_compile(function, form):
     arguments = DRAW[function](6, 18, leading=LEADING[2])
     if function is state_space_dual:
         arguments["log_decay"].clamp_(min=-9)
-    with mock.patch.multiple(scan, SEGMENT=1, FEWEST=5):
+    with mock.patch.multiple(engine, SEGMENT=1, FEWEST=5):
         found, expected = gradients(compiled, arguments), gradients(loss, arguments)
     for a, b in zip(found, expected, strict=True):
         assert_close(a, b)
@@ -433,10 +433,10 @@ def test_operators_keep_torchs_contract():
     A = A.mT.expand(2, 3, 4)
     utils = ("test_schema", "test_faketensor", "test_autograd_registration")
     forward = (w, delta, A, B, C, h.mT, 4)
-    torch.library.opcheck(scan._scan, forward, test_utils=utils)
-    y, starts, h_end = scan._scan(*forward)
+    torch.library.opcheck(engine._forward, forward, test_utils=utils)
+    y, starts, h_end = engine._forward(*forward)
     backward = (y, h_end, w, delta, A, B, C, starts, 4)
-    torch.library.opcheck(scan._scan_backward, backward, test_utils=utils)
+    torch.library.opcheck(engine._backward, backward, test_utils=utils)
 
 
 # NaN, and arguments.

@@ -86,7 +86,7 @@ def chunkwise(
     G = math.prod(leading)
     flat = [x.expand(*leading, *x.shape[-2:]).reshape(G, *x.shape[-2:]) for x in (q, k, v, S)]
     flat_z = z.expand(*leading, -1).reshape(G, z.shape[-1])
-    out, _, S_end, z_end = _Chunkwise.apply(*flat, flat_z, feature_map, normalize, chunk_size)
+    out, _, S_end, z_end = _Linear.apply(*flat, flat_z, feature_map, normalize, chunk_size)
     out = out.reshape(*leading, *out.shape[-2:])
     if leading != S.shape[:-2]:  # more queries than memories, of which each is wanted once
         k = getattr(feature_maps, feature_map)(k.to(S.dtype))
@@ -94,8 +94,8 @@ def chunkwise(
     return out, S_end.reshape(S.shape), z_end.reshape(z.shape)
 
 
-@torch.library.custom_op("lesson_code::chunkwise", mutates_args=())
-def _chunkwise(
+@torch.library.custom_op("lesson_code::linear_forward", mutates_args=())
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -155,8 +155,8 @@ def _chunkwise(
     return out, denominator, S_end, z_end
 
 
-@torch.library.custom_op("lesson_code::chunkwise_backward", mutates_args=())
-def _chunkwise_backward(
+@torch.library.custom_op("lesson_code::linear_backward", mutates_args=())
+def _backward(
     grad_out: Tensor,
     grad_S: Tensor,
     grad_z: Tensor,
@@ -170,7 +170,7 @@ def _chunkwise_backward(
     normalize: bool,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `_chunkwise` with respect to q, k, v, S and z."""
+    """Gradients of `_forward` with respect to q, k, v, S and z."""
     _, slope = FEATURE_MAPS[feature_map]
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dS, dz = grad_S.clone(), grad_z.clone()
@@ -228,38 +228,38 @@ def _chunkwise_backward(
     return dq, dk, dv, dS, dz
 
 
-@_chunkwise.register_fake
+@_forward.register_fake
 def _(q, k, v, S, z, feature_map, normalize, chunk_size):
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = q.new_empty((len(q), q.shape[1] if normalize else 0), dtype=S.dtype)
     return out, denominator, torch.empty_like(S), torch.empty_like(z)
 
 
-@_chunkwise_backward.register_fake
+@_backward.register_fake
 def _(grad_out, grad_S, grad_z, q, k, v, S, z, *rest):
     return tuple(
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, S, z)
     )
 
 
-_chunkwise.register_vmap(fold(_chunkwise))
-_chunkwise_backward.register_vmap(fold(_chunkwise_backward))
+_forward.register_vmap(fold(_forward))
+_backward.register_vmap(fold(_backward))
 
 
 _backward_once = once_differentiable(
-    _chunkwise_backward,
+    _backward,
     'form "chunkwise" can be differentiated once, in reverse mode: for more take "masked".',
 )
 
 
-class _Chunkwise(torch.autograd.Function):
-    """`_chunkwise` with `_chunkwise_backward` as its derivative."""
+class _Linear(torch.autograd.Function):
+    """`_forward` with `_backward` as its derivative."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(q, k, v, S, z, feature_map, normalize, chunk_size):
-        return _chunkwise(q, k, v, S, z, feature_map, normalize, chunk_size)
+        return _forward(q, k, v, S, z, feature_map, normalize, chunk_size)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
 
 from lesson_code.measure import peak_bytes
-from lesson_code.torch import chunkwise
+from lesson_code.torch.engines import linear as engine
 from lesson_code.torch.feature_maps import elu_plus_one, exponential, identity, relu, taylor
 from lesson_code.torch.linear import LinearAttentionState, linear_attention
 
@@ -38,7 +38,7 @@ MAPS = {phi.__name__: phi for phi in [*INSIDE, applied_outside, widen]}
 @pytest.fixture(params=[1, 8, 24, 2048])
 def segment(request, monkeypatch):
     """Positions in a segment: one chunk, parts of a sequence, several sequences, all of them."""
-    monkeypatch.setitem(chunkwise.SEGMENT, "cpu", request.param)
+    monkeypatch.setitem(engine.SEGMENT, "cpu", request.param)
 
 
 def tensor(rng, *shape, dtype=torch.float64):
@@ -133,7 +133,7 @@ def test_gradients_of_everything_are_those_of_the_masked_form(
     options["normalize"] = normalize and name != "identity"  # whose normalizer comes near zero
     outputs = attention(*args, form="masked", **options)
     weights = weights_of(*outputs)
-    with mock.patch.dict(chunkwise.SEGMENT, cpu=segment):
+    with mock.patch.dict(engine.SEGMENT, cpu=segment):
         assert_close(attention(*args, **options), outputs)
         found = gradients(args, weights, **options)
     expected = gradients(args, weights, form="masked", **options)
@@ -177,7 +177,7 @@ def test_gradients_to_each_input_alone(wanted):
     ],
 )
 def test_gradcheck(monkeypatch, feature_map, normalize):
-    monkeypatch.setitem(chunkwise.SEGMENT, "cpu", 4)
+    monkeypatch.setitem(engine.SEGMENT, "cpu", 4)
     C = feature_map(torch.zeros(2)).shape[-1]
     args = [*draw(3, 5, 2, 3, leading=((2,), (), (2,))), *draw_state(C, 3)]
     assert torch.autograd.gradcheck(
@@ -406,11 +406,11 @@ def test_operators_are_what_torch_expects(normalize, G, N, dtype):
     tests = ["test_schema", "test_faketensor"]
     if G == 2 and N == 9 and normalize:  # slow
         tests += ["test_autograd_registration", "test_aot_dispatch_dynamic"]
-    for name in ("chunkwise", "chunkwise_backward"):
+    for name in ("linear_forward", "linear_backward"):
         operator = getattr(torch.ops.lesson_code, name).default
         args = [values[x.name] for x in operator._schema.arguments]
         torch.library.opcheck(operator, args, test_utils=tests)
-        if name == "chunkwise":
+        if name == "linear_forward":
             out, denominator, S, z = operator(*args)
             values |= {"out": out, "denominator": denominator}
             values |= {"grad_out": torch.ones_like(out), "grad_S": S, "grad_z": z}
@@ -466,7 +466,7 @@ def test_vmap_over_some_arguments(normalize):
 
 def test_vmap_of_the_operator_over_any_dimension():
     def operator(*args):
-        return torch.ops.lesson_code.chunkwise(*args, "elu_plus_one", True, 4)
+        return torch.ops.lesson_code.linear_forward(*args, "elu_plus_one", True, 4)
 
     args = [*draw(25, 9, leading=((5, 2),) * 3), *draw_state(leading=(5, 2))]
     in_dims = (1, 2, -1, 3, 0)

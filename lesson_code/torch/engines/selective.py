@@ -29,7 +29,7 @@ from lesson_code.torch.precision import full_precision
 SEGMENT, FEWEST = 2**19, 16
 
 
-def scan(
+def selective(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Outputs (..., N, E) and the last state (..., E, K), of at least one token.
@@ -45,16 +45,16 @@ def scan(
         for x in (delta * x, delta, A.mT, B, C, h.mT)
     ]
     length = min(x.shape[-2], max(FEWEST, SEGMENT // max(1, flat[-1].numel())))
-    y, _, h_end = _Scan.apply(*flat, length)
+    y, _, h_end = _Selective.apply(*flat, length)
     y = y.reshape(*leading, *y.shape[-2:])
     if leading != shared:  # more that read than memories, of which each is wanted once
-        _, h_end = scan(x, delta, A, B, B, h)
+        _, h_end = selective(x, delta, A, B, B, h)
         return y, h_end
     return y, h_end.mT.reshape(h.shape)
 
 
-@torch.library.custom_op("lesson_code::scan", mutates_args=())
-def _scan(
+@torch.library.custom_op("lesson_code::selective_forward", mutates_args=())
+def _forward(
     w: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The scan of G sequences in segments of some length: one operator for autograd, compile, vmap.
@@ -75,8 +75,8 @@ def _scan(
     return y, torch.stack(starts, dim=1), h_all[:, 0].clone()
 
 
-@torch.library.custom_op("lesson_code::scan_backward", mutates_args=())
-def _scan_backward(
+@torch.library.custom_op("lesson_code::selective_backward", mutates_args=())
+def _backward(
     dy: Tensor,
     dh_end: Tensor,
     w: Tensor,
@@ -87,7 +87,7 @@ def _scan_backward(
     starts: Tensor,
     length: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of `_scan` with respect to w, delta, A, B, C and h."""
+    """Gradients of `_forward` with respect to w, delta, A, B, C and h."""
     dw, ddelta, dA, dB, dC = (
         torch.empty_like(x, memory_format=torch.contiguous_format) for x in (w, delta, A, B, C)
     )
@@ -118,14 +118,14 @@ def _scan_backward(
     return dw, ddelta, dA, dB, dC, carried
 
 
-@_scan.register_fake
+@_forward.register_fake
 def _(w, delta, A, B, C, h, length):
     y = torch.empty_like(w, memory_format=torch.contiguous_format)
     starts = h.new_empty(len(h), -(-w.shape[1] // length), *h.shape[1:])
     return y, starts, torch.empty_like(h, memory_format=torch.contiguous_format)
 
 
-@_scan_backward.register_fake
+@_backward.register_fake
 def _(dy, dh_end, w, delta, A, B, C, starts, length):
     return tuple(
         torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -133,24 +133,24 @@ def _(dy, dh_end, w, delta, A, B, C, starts, length):
     )
 
 
-_scan.register_vmap(fold(_scan))
-_scan_backward.register_vmap(fold(_scan_backward))
+_forward.register_vmap(fold(_forward))
+_backward.register_vmap(fold(_backward))
 
 
 _backward_once = once_differentiable(
-    _scan_backward,
+    _backward,
     'form "scan" can be differentiated once, in reverse mode: for more take "recurrent".',
 )
 
 
-class _Scan(torch.autograd.Function):
-    """`_scan` with `_scan_backward` as its derivative."""
+class _Selective(torch.autograd.Function):
+    """`_forward` with `_backward` as its derivative."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(w, delta, A, B, C, h, length):
-        return _scan(w, delta, A, B, C, h, length)
+        return _forward(w, delta, A, B, C, h, length)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
