@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 60.0  # seconds for anything that is asked for
+LIMIT = 300.0  # seconds for anything that is asked for
 
 
 class Ranks:

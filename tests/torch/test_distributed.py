@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import lesson_code.torch as plain
 from lesson_code import costs
-from lesson_code.torch import distributed, feature_maps, linear
+from lesson_code.torch import _exchange, distributed, feature_maps, linear
 from lesson_code.torch.linear import LinearAttentionState
 from tests.torch.ranks import Ranks
 
@@ -906,8 +906,8 @@ def test_what_needs_all_keys_is_refused(across):
 
 
 def test_the_header_has_the_size_of_the_formula():
-    header = distributed._Header(
+    header = _exchange.Header(
         refused=1, call=5, C=7, M=2, queries=(2, 0), keys=(), state=(1, 2, 3, 4, 5, 6, 7, 8)
     )
     assert 8 * len(header.encode()) == costs.EXCHANGE_HEADER_BYTES
-    assert distributed._Header.decode(header.encode()) == header
+    assert _exchange.Header.decode(header.encode()) == header
