@@ -56,8 +56,7 @@ def test_a_pixel_is_expected_from_those_before_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("n", [0, 1, 4, N - 1])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_steps_are_the_parallel_form(name: str, n: int, in_place: bool) -> None:
+def test_steps_are_the_parallel_form(name: str, n: int) -> None:
     model, images = make(name), draw()
     expected = model(images)
     with torch.no_grad():
@@ -65,8 +64,7 @@ def test_steps_are_the_parallel_form(name: str, n: int, in_place: bool) -> None:
         for i in range(n, N):
             torch.testing.assert_close(parameters, expected[:, i], rtol=1e-10, atol=1e-10)
             if i + 1 < N:
-                step = model.step_ if in_place else model.step
-                parameters, state = step(images[:, i], state)
+                parameters, state = model.step(images[:, i], state)
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -78,15 +76,6 @@ def test_step_leaves_its_state_alone(name: str) -> None:
     second, _ = model.step(images[:, 3], state)
     assert all(torch.equal(a, b) for a, b in zip(copies(state), before, strict=True))
     assert torch.equal(first, second)
-
-
-def test_step_in_place_needs_no_second_state() -> None:
-    model, images = make("linear"), draw()
-    with torch.no_grad():
-        _, state = model.read(images[:, :3])
-        addresses = [x.data_ptr() for x in torch.utils._pytree.tree_leaves(state)]
-        _, state = model.step_(images[:, 3], state)
-    assert addresses == [x.data_ptr() for x in torch.utils._pytree.tree_leaves(state)]
 
 
 def test_all_of_it_compiles() -> None:
