@@ -83,7 +83,6 @@ def test_all_of_it_compiles() -> None:
     with torch.no_grad():
         _, state = model.read(images[:, :3])
         calls = [
-            (model.forward, images),
             (model.bits, images),
             (model.read, images[:, :3]),
             (model.step, images[:, 3], state),

