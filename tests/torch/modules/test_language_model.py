@@ -190,17 +190,6 @@ def test_one_model_of_the_whole_family():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_only_softmax_lets_the_state_of_the_family_grow():
-    model, tokens = make(list(KINDS.values()))
-
-    def sizes(N):
-        _, state = model(tokens[:, :N], return_state=True)
-        return [sum(x.numel() for x in torch.utils._pytree.tree_leaves(s)) for s in state]
-
-    grown = [long - short for short, long in zip(sizes(3), sizes(7), strict=True)]
-    assert grown == [4 * 2 * 8 * 3 if name == "SoftmaxAttention" else 0 for name in KINDS]
-
-
 # What it writes.
 
 
@@ -326,6 +315,8 @@ def test_mixers_are_refused():
         LanguageModel(11, 8, [lambda width: torch.nn.Linear(width, width)])
     with pytest.raises(ValueError, match="^width must be a multiple of num_heads, 4, got 10"):
         LanguageModel(11, 10, [LinearAttention])
+    with pytest.raises(TypeError, match="^mixers must be a list, got type"):
+        LanguageModel(10, 16, LinearAttention)
 
 
 def test_sizes_are_refused():
@@ -352,12 +343,10 @@ def test_tokens_are_refused():
         model(tokens.float())
 
 
-def test_states_are_refused():
+def test_states_are_one_for_each_block():
     model, tokens = make()
     state = model.initial_state(3)
     for call in (lambda s: model(tokens, state=s), lambda s: model.step(tokens[:, 0], s)):
-        with pytest.raises(TypeError, match="^state must be a tuple, got list"):
-            call(list(state))
         with pytest.raises(ValueError, match="^state must have one state for each block, 3, got 2"):
             call(state[:2])
         with pytest.raises(TypeError, match="^state must be a LinearAttentionState, got KVCache"):
@@ -392,19 +381,11 @@ def test_what_generate_refuses():
             model.generate(*arguments, **options)
 
 
-def test_a_state_goes_into_autocast_and_through_a_file(tmp_path):
+def test_a_state_goes_into_autocast():
     model = LanguageModel(10, 16, mixers=[LinearAttention, SoftmaxAttention])
     tokens = torch.randint(10, (2, 5))
     _, state = model(tokens, return_state=True)
-    torch.save(state, tmp_path / "state.pt")
-    loaded = torch.load(tmp_path / "state.pt")
     expected, _ = model.step(tokens[:, 0], state)
-    assert torch.equal(model.step(tokens[:, 0], loaded)[0], expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, _ = model.step(tokens[:, 0], state)
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.1)
-
-
-def test_mixers_are_a_list():
-    with pytest.raises(TypeError, match="^mixers must be a list, got type"):
-        LanguageModel(10, 16, LinearAttention)

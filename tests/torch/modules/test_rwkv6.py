@@ -74,14 +74,6 @@ def test_a_share_is_that_of_the_last_token():
     assert not late[:, 0].allclose(now[:, 0])
 
 
-def test_the_last_input_goes_across_a_split():
-    module, x = make()
-    y, state = module(x, return_state=True)
-    assert torch.equal(state.last, x[:, -1])
-    forgetful = state._replace(last=0 * state.last)
-    assert not module(x, state=forgetful)[:, 0].allclose(module(x, state=state)[:, 0])
-
-
 def test_sizes_and_initialization():
     torch.manual_seed(0)
     module = RWKV6TimeMix(128, 4)
