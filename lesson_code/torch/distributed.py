@@ -44,7 +44,7 @@ class _Exchange(Exchange):
     """How the states of the parts follow from each other, and their gradients."""
 
     def fold(self, a, T):
-        """The state before each part, and after the last."""
+        """The state before each part, and after the last (:eq:`eq-split-fold`)."""
         A = torch.zeros_like(T[0])
         yield A
         for rank in range(len(T)):
@@ -52,7 +52,7 @@ class _Exchange(Exchange):
             yield A
 
     def fold_back(self, a, dB, dA):
-        """The gradient of the state after each part, the last first; dA is that of the last."""
+        """The gradient of the state after each part, the last first (:eq:`eq-split-gradient`)."""
         for rank in reversed(range(len(dB))):
             yield dA
             dA = dB[rank] + a[rank] * dA
