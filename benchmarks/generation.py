@@ -38,6 +38,7 @@ from lesson_code import measure, results
 from lesson_code.torch import draw_logistic_mixture
 from lesson_code.torch.modules import ImageModel, LinearAttention, SoftmaxAttention
 from lesson_code.torch.modules._parts import merge_heads, split_heads
+from lesson_code.torch.modules.in_place import own
 from lesson_code.torch.modules.softmax import KVCache, _rotate
 
 WIDTH, HEADS, LEVELS, SEED = 256, 8, 256, 0
@@ -95,10 +96,11 @@ def make_step(method, model, batch, place, device):
             for _ in model.blocks
         )
         state = state._replace(blocks=blocks)
+    state = state._replace(blocks=own(state.blocks))
     latest = [parameters, state]
 
     def step():
-        latest[:] = model.step_(draw_logistic_mixture(latest[0], LEVELS), latest[1])
+        latest[:] = model.step(draw_logistic_mixture(latest[0], LEVELS), latest[1])
 
     return step if device == "cpu" or method == "cache" else as_graph(model, *latest)
 
@@ -107,8 +109,9 @@ def as_graph(model, parameters, state):
     """The step as a CUDA graph: it reads and writes the same memory at every call."""
 
     def step():
-        new, _ = model.step_(draw_logistic_mixture(parameters, LEVELS), state)
+        new, after = model.step(draw_logistic_mixture(parameters, LEVELS), state)
         parameters.copy_(new)
+        state.position.copy_(after.position)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):  # libraries allocate at their first calls
@@ -154,7 +157,7 @@ def measure_size(layers, pixels, options):
             alone = {"eager": step, "products": products(model, batch, device)}
             more = measure.seconds(alone, repeats=10, device=device)
             if device == "cpu" and not options.eager:
-                model.step_ = torch.compile(model.step_, dynamic=False)
+                model.step = torch.compile(model.step, dynamic=False)
         seconds = []
         for place in places:
             step = make_step(method, model, batch, place, device)

@@ -44,15 +44,6 @@ def logistic_mixture(parameters: Tensor, pixels: Tensor, levels: int) -> Tensor:
         Natural logarithms of probabilities, in the dtype of `parameters`, never -inf for finite
         parameters that do not overflow.
 
-    Raises
-    ------
-    TypeError
-        If `parameters` is no tensor of floats, `pixels` no tensor of integers, or `levels` no
-        integer.
-    ValueError
-        If the last dimension of `parameters` is no multiple of 3 or is 0, `levels` is below 2, or
-        the shapes do not broadcast.
-
     Notes
     -----
     A difference of two sigmoids loses all digits far from the mean. As a product, it has a
@@ -118,13 +109,6 @@ def draw_logistic_mixture(
     -------
     tensor of int64, shape (...)
         Levels, 0 to L - 1.
-
-    Raises
-    ------
-    TypeError
-        If `parameters` is no tensor of floats, or `levels` no integer.
-    ValueError
-        If the last dimension of `parameters` is no multiple of 3 or is 0, or `levels` is below 2.
 
     Notes
     -----

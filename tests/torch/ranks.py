@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 60.0  # seconds for anything that is asked for
+LIMIT = 300.0  # seconds for anything that is asked for
 
 
 class Ranks:
@@ -38,16 +38,23 @@ class Ranks:
         )
         theirs.close()
 
-    def __call__(self, ranks, function, *args, each=(), timeout=20.0, fresh=False):
+    def __call__(self, ranks, function, *args, each=()):
         """What each rank returns for function(rank, *args, *each[rank]), or an Exception.
 
-        Groups are kept until a rank fails; a `fresh` one serves one call. `timeout` is that of a
-        new group. A rank that ends without an answer gives None.
+        The group is kept for the next call, until a rank fails. A rank that ends without an answer
+        gives None.
         """
-        self.connection.send((ranks, function, args, list(each), timeout, fresh))
+        return self._ask([(ranks, function, args, each)], None)[0]
+
+    def at_once(self, calls, timeout=20.0):
+        """The answers to several calls (ranks, function, *args), each of a new group."""
+        return self._ask([(ranks, function, args, ()) for ranks, function, *args in calls], timeout)
+
+    def _ask(self, calls, timeout):
+        self.connection.send((calls, timeout))
         if not self.connection.poll(LIMIT + 10):
             self.close()
-            raise TimeoutError(f"{ranks} ranks gave no answer to {function}.")
+            raise TimeoutError(f"the ranks gave no answer to {calls}.")
         return self.connection.recv()
 
     def close(self):
@@ -61,25 +68,30 @@ class Ranks:
 
 def serve(connection, module):
     """Fork ranks, pass on what they are asked and what they answer, until nobody asks."""
-    groups, names = {}, itertools.count()
+    kept, names = {}, itertools.count()
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EOFError, OSError):
         while True:
-            ranks, function, args, each, timeout, fresh = connection.recv()
-            group = None if fresh else groups.get(ranks)
-            if group is None:
-                file = f"{folder}/{next(names)}"
-                group, known = [], [other for pair in groups.values() for other in pair]
-                for rank in range(ranks):
-                    held = [connection, *(ours for _, ours in known + group)]
-                    group.append(start(rank, ranks, file, timeout, module, held))
-            if not fresh:
-                groups[ranks] = group
-            answers = ask(group, function, args, each)
-            if fresh or any(x is None or isinstance(x, RuntimeError) for x in answers):
-                end(group)
-                groups = {key: value for key, value in groups.items() if value is not group}
+            calls, timeout = connection.recv()
+            groups = []
+            for ranks, *_ in calls:
+                group = kept.pop(ranks, None) if timeout is None else None
+                if group is None:
+                    group, file = [], f"{folder}/{next(names)}"
+                    known = [other for pairs in (*kept.values(), *groups) for other in pairs]
+                    for rank in range(ranks):
+                        held = [connection, *(ours for _, ours in known + group)]
+                        options = rank, ranks, file, timeout or 20.0, module, held
+                        group.append(start(*options))
+                groups.append(group)
+            answers = ask(groups, calls)
+            for group, found in zip(groups, answers, strict=True):
+                failed = any(x is None or isinstance(x, RuntimeError) for x in found)
+                if failed or timeout is not None:
+                    end(group)
+                else:
+                    kept[len(group)] = group
             connection.send(answers)
-    for group in groups.values():
+    for group in kept.values():
         end(group)
 
 
@@ -98,21 +110,23 @@ def start(rank, ranks, file, timeout, module, held):
     os._exit(0)
 
 
-def ask(group, function, args, each):
-    answers, waiting = [None] * len(group), {}
-    for rank, (_, connection) in enumerate(group):
-        with contextlib.suppress(OSError):  # it has ended
-            connection.send((function, (*args, *(each[rank] if each else ()))))
-            waiting[connection] = rank
+def ask(groups, calls):
+    """Ask all ranks of all groups, and wait for their answers: a list for each group."""
+    answers, waiting = [[None] * len(group) for group in groups], {}
+    for i, (group, (_, function, args, each)) in enumerate(zip(groups, calls, strict=True)):
+        for rank, (_, connection) in enumerate(group):
+            with contextlib.suppress(OSError):  # it has ended
+                connection.send((function, (*args, *(each[rank] if each else ()))))
+                waiting[connection] = i, rank
     limit = time.monotonic() + LIMIT
     while waiting:
         ready = wait(list(waiting), max(0, limit - time.monotonic()))
         if not ready:
             break
         for connection in ready:
-            rank = waiting.pop(connection)
+            i, rank = waiting.pop(connection)
             with contextlib.suppress(EOFError, OSError):
-                answers[rank] = connection.recv()
+                answers[i][rank] = connection.recv()
     return answers
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import lesson_code.torch as plain
 from lesson_code import costs
-from lesson_code.torch import distributed, feature_maps, linear
+from lesson_code.torch import _exchange, distributed, feature_maps, linear
 from lesson_code.torch.linear import LinearAttentionState
 from tests.torch.ranks import Ranks
 
@@ -28,6 +28,7 @@ FORMS = {
     "linear": ["masked", "recurrent", "cumsum", "scan", "chunkwise", None],
     "gated": ["recurrent", "parallel", "chunkwise", None],
 }
+CAUSAL = {"linear": {"causal": True}, "gated": {}}
 PLAIN = {"linear": plain.linear_attention, "gated": plain.gated_linear_attention}
 ACROSS = {"linear": distributed.linear_attention, "gated": distributed.gated_linear_attention}
 every_size = pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -44,9 +45,7 @@ def across():
 def warm_up():
     for kind in PLAIN:
         tensors = [torch.zeros(3, 1, requires_grad=True) for _ in range(3 + (kind == "gated"))]
-        options = {"form": "chunkwise", "chunk_size": 2}
-        options |= {"causal": True} if kind == "linear" else {}
-        PLAIN[kind](*tensors, **options)
+        PLAIN[kind](*tensors, form="chunkwise", chunk_size=2, **CAUSAL[kind])
 
 
 def draw(kind, seed=0, N=7, D=3, M=4, leading=((),) * 5):
@@ -79,25 +78,21 @@ def loss(out, last, rank):
     return total if last is None else total + sum((x * (rank + 2)).cos().sum() for x in last)
 
 
-def as_state(kind, tensors):
-    if tensors is None:
-        return None
-    return LinearAttentionState(*tensors) if kind == "linear" else tensors[0]
-
-
 def attend(function, kind, tensors, state, options):
-    """Outputs, and the last state as a list or None."""
-    options = dict(options)
+    """Outputs, and the last state as a list or None; linear attention is causal here."""
+    options = CAUSAL[kind] | options
     if "feature_map" in options:
         options["feature_map"] = getattr(feature_maps, options["feature_map"])
-    out = function(*tensors, initial_state=as_state(kind, state), **options)
+    if state is not None:
+        state = LinearAttentionState(*state) if kind == "linear" else state[0]
+    out = function(*tensors, initial_state=state, **options)
     if not options.get("return_state"):
         return out, None
     out, last = out
     return out, list(last) if kind == "linear" else [last]
 
 
-def leaves(arrays, dtype):
+def leaves(arrays, dtype=torch.float64):
     if arrays is None:
         return None
     return [torch.from_numpy(np.array(x)).to(dtype).requires_grad_() for x in arrays]
@@ -149,9 +144,12 @@ def assert_same(found, expected, tolerance=1e-10):
             np.testing.assert_allclose(x, y, rtol=0, atol=bound, err_msg=f"rank {rank}")
 
 
-def check(across, ranks, kind, arrays, state, ends, options):
-    found = across(ranks, "on_a_rank", kind, arrays, state, ends, options)
+def check(across, kind, arrays, state, ends, options):
+    found = across(len(ends), "on_a_rank", kind, arrays, state, ends, options)
     assert_same(found, in_one_process(kind, arrays, state, ends, options))
+
+
+# Together they are one process.
 
 
 @every_size
@@ -162,64 +160,17 @@ def test_every_form_and_option_is_one_process(across, ranks, kind):
         N = 5 * ranks - seed % 3
         arrays, state = draw(kind, seed, N, D=3, M=2 + seed % 3)
         options = {"form": form, "chunk_size": 3, "return_state": return_state}
-        if kind == "linear":
-            options |= {"causal": True, "normalize": seed // 2 % 2 == 0}
-        ends = split(seed, N, ranks)
-        check(across, ranks, kind, arrays, state if with_state else None, ends, options)
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_sums_without_normalizer_in_every_form(across, ranks):
-    for seed, form in enumerate(FORMS["linear"]):
-        arrays, state = draw("linear", seed, N=11)
-        options = {"form": form, "causal": True, "normalize": False, "feature_map": "identity"}
-        check(across, ranks, "linear", arrays, state, split(seed, 11, ranks), options)
-
-
-@both
-def test_parts_of_every_kind(across, kind):
-    options = {"causal": True} if kind == "linear" else {}
-    for ends in ([0, 0, 9], [9, 9, 9], [0, 9, 9], [1, 2, 9], [3, 3, 9], [3, 6, 9]):
-        arrays, state = draw(kind, N=9)
-        check(across, 3, kind, arrays, state, ends, options | {"return_state": True})
-    arrays, state = draw(kind, N=0)
-    check(across, 3, kind, arrays, state, [0, 0, 0], options | {"return_state": True})
-
-
-@both
-@pytest.mark.parametrize(
-    "leading",
-    [
-        ((2,), (2,), (2,), (2,), ()),
-        ((2, 1), (3,), (1, 1), (2, 3), (3,)),
-        ((5, 2, 3), (3,), (2, 1), (), (3,)),
-        ((), (), (), (), (2, 3)),  # only the first rank knows that there are six memories
-        ((0, 2), (2,), (1,), (2,), ()),
-        ((2,), (0, 1), (1,), (2,), ()),
-    ],
-)
-def test_leading_dimensions_broadcast(across, kind, leading):
-    arrays, state = draw(kind, N=8, leading=leading)
-    options = {"causal": True} if kind == "linear" else {}
-    for return_state in (True, False):
-        given = options | {"return_state": return_state, "chunk_size": 2}
-        check(across, 3, kind, arrays, state, [3, 7, 8], given)
-
-
-@both
-def test_widths_of_nothing(across, kind):
-    options = {"causal": True} if kind == "linear" else {}
-    for D, M in ((0, 2), (3, 0))[kind == "gated" :]:
-        arrays, state = draw(kind, N=5, D=D, M=M)
-        check(across, 2, kind, arrays, state, [2, 5], options | {"return_state": True})
+        if kind == "linear" and seed // 2 % 2:
+            options |= {"normalize": False, "feature_map": "identity"}
+        check(across, kind, arrays, state if with_state else None, split(seed, N, ranks), options)
 
 
 @every_size
 def test_all_positions(across, ranks):
     for seed, (normalize, form) in enumerate(itertools.product([True, False], [None, "linear"])):
         arrays, _ = draw("linear", seed, N=9, leading=((2, 1), (3,), (2, 3), (), ()))
-        options = {"normalize": normalize, "form": form}
-        check(across, ranks, "linear", arrays, None, split(seed, 9, ranks), options)
+        options = {"causal": False, "normalize": normalize, "form": form}
+        check(across, "linear", arrays, None, split(seed, 9, ranks), options)
 
 
 def queries_of_their_own(rank, arrays, q):
@@ -236,57 +187,82 @@ def test_all_positions_with_other_queries_than_keys(across):
         np.testing.assert_allclose(out, plain.linear_attention(*tensors), atol=1e-12)
 
 
+SHAPES = {
+    "parts": [({"N": 9}, ends) for ends in ([0, 0, 9], [9, 9, 9], [0, 9, 9], [1, 2, 9], [3, 3, 9])],
+    "nothing": [({"N": 0}, [0, 0, 0])],
+    "no width": [({"N": 5, "M": 0}, [2, 5])],
+    "no keys": [({"N": 5, "D": 0, "M": 2}, [2, 5])],
+    "leading": [
+        ({"N": 8, "leading": leading}, [3, 7, 8])
+        for leading in (
+            ((2,), (2,), (2,), (2,), ()),
+            ((2, 1), (3,), (1, 1), (2, 3), (3,)),
+            ((5, 2, 3), (3,), (2, 1), (), (3,)),
+            ((), (), (), (), (2, 3)),  # only the first rank knows that there are six memories
+            ((0, 2), (2,), (1,), (2,), ()),
+            ((2,), (0, 1), (1,), (2,), ()),
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    # A gate is for a channel: without any, there is nothing to gate.
+    [case for case in itertools.product(PLAIN, SHAPES) if case != ("gated", "no keys")],
+)
+def test_shapes(across, kind, what):
+    for sizes, ends in SHAPES[what]:
+        arrays, state = draw(kind, **sizes)
+        for return_state in (True, False):
+            check(
+                across, kind, arrays, state, ends, {"return_state": return_state, "chunk_size": 2}
+            )
+
+
 @both
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_other_dtypes(across, kind, dtype):
     arrays, state = draw(kind, N=40)
     arrays, state = ([np.float16(x) for x in both] for both in (arrays, state))
-    options = {"chunk_size": 8, "return_state": True}
-    options |= {"causal": True} if kind == "linear" else {}
-    found = across(3, "on_a_rank", kind, arrays, state, [11, 30, 40], options, dtype)
+    case = kind, arrays, state, [11, 30, 40], {"chunk_size": 8, "return_state": True}
     # In the same dtype, whose rounding of the outputs is in the gradients.
-    expected = in_one_process(kind, arrays, state, [11, 30, 40], options, getattr(torch, dtype))
+    expected = in_one_process(*case, getattr(torch, dtype))
     tolerance = {"float32": 1e-4, "bfloat16": 2.0**-7, "float16": 2.0**-10}
-    assert_same(found, expected, tolerance[dtype])
+    assert_same(across(3, "on_a_rank", *case, dtype), expected, tolerance[dtype])
 
 
-def last_states(rank, kind, arrays, ends, options):
+def last_states(rank, kind, arrays, ends):
     inputs = [torch.from_numpy(x) for x in part(arrays, ends, rank)]
-    out, last = attend(ACROSS[kind], kind, inputs, None, options)
+    out, last = attend(ACROSS[kind], kind, inputs, None, {"return_state": True})
     # The state goes on, as it would in one process.
-    again, end = attend(ACROSS[kind], kind, inputs, last, options)
-    return [*numbers([out]), *numbers(last), *numbers([again]), *numbers(end)]
+    again, end = attend(ACROSS[kind], kind, inputs, last, {"return_state": True})
+    return numbers([again]), numbers(last), numbers(end)
 
 
 @both
 def test_the_state_is_the_same_number_for_number_and_begins_the_next_call(across, kind):
     arrays, _ = draw(kind, N=9)
-    options = {"return_state": True} | ({"causal": True} if kind == "linear" else {})
-    found = across(3, "last_states", kind, arrays, [2, 7, 9], options)
-    states = 2 if kind == "linear" else 1
-    for ours in found[1:]:
-        for x, y in zip(ours[1 : 1 + states], found[0][1 : 1 + states], strict=True):
-            assert np.array_equal(x, y)
+    found = across(3, "last_states", kind, arrays, [2, 7, 9])
+    for _, last, _ in found[1:]:
+        assert all(np.array_equal(x, y) for x, y in zip(last, found[0][1], strict=True))
     twice = [torch.from_numpy(np.concatenate([x, x])) for x in arrays]
-    out, last = attend(PLAIN[kind], kind, twice, None, options)
-    again = np.concatenate([ours[1 + states] for ours in found])
-    np.testing.assert_allclose(again, out[9:], atol=1e-12)
-    for x, y in zip(found[1][2 + states :], last, strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-12)
+    out, end = attend(PLAIN[kind], kind, twice, None, {"return_state": True})
+    again = np.concatenate([again for (again,), _, _ in found])
+    assert_same([[again, *found[1][2]]], [[*numbers([out[9:]]), *numbers(end)]], 1e-12)
 
 
-def outputs(rank, kind, arrays, ends, options):
+def outputs(rank, kind, arrays, ends):
     inputs = [torch.from_numpy(x) for x in part(arrays, ends, rank)]
-    return attend(ACROSS[kind], kind, inputs, None, options)[0].numpy()
+    return attend(ACROSS[kind], kind, inputs, None, {})[0].numpy()
 
 
 @both
 def test_nan_goes_forward_only(across, kind):
-    options = {"causal": True} if kind == "linear" else {}
     for spoiled in range(1, 3):
         arrays, _ = draw(kind, N=9, leading=((2,),) * 5)
         arrays[spoiled][1, 5, 1] = np.nan
-        first, second, third = across(3, "outputs", kind, arrays, [3, 6, 9], options)
+        first, second, third = across(3, "outputs", kind, arrays, [3, 6, 9])
         assert not np.isnan(first).any() and not np.isnan(third[0]).any()
         assert np.isnan(second[1, 2]).any() and np.isnan(third[1]).any(axis=-1).all()
 
@@ -301,8 +277,8 @@ def test_closed_gates_and_small_sums(across, kind):
         arrays[3][1] = -1e4
     else:
         arrays[0][3:], arrays[1][:5] = -1, -1  # relu makes zeros of them
-        state, options = None, {"causal": True, "feature_map": "relu"}
-    check(across, 3, kind, arrays, state, [4, 8, 12], options)
+        state, options = None, {"feature_map": "relu"}
+    check(across, kind, arrays, state, [4, 8, 12], options)
 
 
 # Who needs gradients, and how often.
@@ -314,8 +290,8 @@ def needed_by_some(rank, kind, arrays, state, ends, needed):
     wanted = [x for i, x in enumerate(inputs) if (rank, i) in needed]
     for x in wanted:
         x.requires_grad_()
-    options = {"return_state": True} | ({"causal": True} if kind == "linear" else {})
-    out, last = attend(ACROSS[kind], kind, inputs[: len(arrays)], inputs[len(arrays) :], options)
+    n = len(arrays)
+    out, last = attend(ACROSS[kind], kind, inputs[:n], inputs[n:], {"return_state": True})
     assert out.requires_grad and all(x.requires_grad for x in last)
     loss(out, last, rank).backward()
     return [[x.grad.numpy() for x in wanted], [x.grad is None for x in inputs].count(False)]
@@ -325,16 +301,14 @@ def needed_by_some(rank, kind, arrays, state, ends, needed):
 def test_gradients_that_some_ranks_need(across, kind):
     arrays, state = draw(kind, N=9)
     ends, n = [3, 6, 9], len(arrays)
-    options = {"return_state": True} | ({"causal": True} if kind == "linear" else {})
-    expected = in_one_process(kind, arrays, state, ends, options)
+    expected = in_one_process(kind, arrays, state, ends, {"return_state": True})
     before = len(expected[1]) - n
     for needed in ([(0, n)], [(2, 0)], [(1, 1), (2, 2)], [(0, 2)], [(2, n - 1), (0, n)]):
         found = across(3, "needed_by_some", kind, arrays, state, ends, needed)
         for rank, (gradients, count) in enumerate(found):
             wanted = sorted(i for r, i in needed if r == rank)
             assert count == len(wanted)
-            for i, gradient in zip(wanted, gradients, strict=True):
-                assert_same([[gradient]], [[expected[rank][before + i]]])
+            assert_same([gradients], [[expected[rank][before + i] for i in wanted]])
 
 
 def learned_map(rank, arrays, ends, weight):
@@ -358,31 +332,27 @@ def test_the_gradient_of_a_learned_map_is_the_sum_over_the_ranks(across):
 
 
 def without_gradients(rank, kind, arrays, ends, mode):
-    inputs = leaves(part(arrays, ends, rank), torch.float64)
+    inputs = leaves(part(arrays, ends, rank))
     with {"no_grad": torch.no_grad, "inference": torch.inference_mode, "": nullcontext}[mode]():
         if not mode:
             inputs = [x.detach() for x in inputs]
-        options = {"return_state": True} | ({"causal": True} if kind == "linear" else {})
-        out, last = attend(ACROSS[kind], kind, inputs, None, options)
+        out, last = attend(ACROSS[kind], kind, inputs, None, {"return_state": True})
     assert not out.requires_grad and out.grad_fn is None
     return [*numbers([out]), *numbers(last)]
 
 
 @both
-def test_without_gradients(across, kind):
+@pytest.mark.parametrize("mode", ["no_grad", "inference", ""])
+def test_without_gradients(across, kind, mode):
     arrays, _ = draw(kind, N=9)
-    options = {"return_state": True} | ({"causal": True} if kind == "linear" else {})
-    expected = in_one_process(kind, arrays, None, [5, 9], options)
-    for mode in ("no_grad", "inference", ""):
-        found = across(2, "without_gradients", kind, arrays, [5, 9], mode)
-        n = len(found[0])
-        assert_same(found, [x[:n] for x in expected])
+    expected = in_one_process(kind, arrays, None, [5, 9], {"return_state": True})
+    found = across(2, "without_gradients", kind, arrays, [5, 9], mode)
+    assert_same(found, [x[: len(found[0])] for x in expected])
 
 
 def no_grad_on_one(rank, kind, arrays, ends, needy):
-    inputs = leaves(part(arrays, ends, rank), torch.float64)
     with nullcontext() if rank == needy else torch.no_grad():
-        attend(ACROSS[kind], kind, inputs, None, {"causal": True} if kind == "linear" else {})
+        attend(ACROSS[kind], kind, leaves(part(arrays, ends, rank)), None, {})
 
 
 @both
@@ -397,11 +367,11 @@ def test_gradients_off_on_one_rank_and_needed_on_another(across, kind):
 
 def several_calls(rank, arrays, state, gated_arrays, ends):
     """Three layers of two kinds, each fed by the one before, and a state used twice."""
-    inputs = leaves(part(arrays, ends, rank), torch.float64)
-    gates = leaves(part(gated_arrays, ends, rank)[3:], torch.float64)[0]
-    first = LinearAttentionState(*leaves(state, torch.float64))
-    one = len(ends) == 1
-    attention, gated = (PLAIN if one else ACROSS)["linear"], (PLAIN if one else ACROSS)["gated"]
+    inputs = leaves(part(arrays, ends, rank))
+    gates = leaves(part(gated_arrays, ends, rank)[3:])[0]
+    first = LinearAttentionState(*leaves(state))
+    functions = PLAIN if len(ends) == 1 else ACROSS
+    attention, gated = functions["linear"], functions["gated"]
     q, k, v = inputs
     x, last = attention(q, k, v, causal=True, initial_state=first, return_state=True)
     y, S = gated(q, k, x, gates, initial_state=last.S, return_state=True)
@@ -433,9 +403,8 @@ def test_several_calls_in_one_graph_and_a_graph_used_twice(across, ranks):
 
 def twice_differentiated(rank, kind, arrays, ends):
     """Gradients in a graph, and the errors when each is differentiated by each input."""
-    inputs = leaves(part(arrays, ends, rank), torch.float64)
-    options = {"form": "recurrent"} | ({"causal": True} if kind == "linear" else {})
-    out, _ = attend(ACROSS[kind], kind, inputs, None, options)
+    inputs = leaves(part(arrays, ends, rank))
+    out, _ = attend(ACROSS[kind], kind, inputs, None, {"form": "recurrent"})
     gradients = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
     errors = []
     for x in inputs:
@@ -464,7 +433,7 @@ COLLECTIVES = [name for name in dir(dist) if name.startswith(("all_", "reduce", 
 ]
 
 
-def what_is_sent(rank, kind, arrays, ends, options, differentiate):
+def what_is_sent(rank, kind, arrays, ends, options):
     """Bytes passed to collectives, forward and backward, as (name, bytes of a message)."""
     calls = []
 
@@ -475,19 +444,14 @@ def what_is_sent(rank, kind, arrays, ends, options, differentiate):
 
         return call
 
-    names = [name for name in COLLECTIVES if hasattr(dist, name)]
-    names = [name for name in names if callable(getattr(dist, name))]
-    patches = [mock.patch.object(dist, name, counted(name, getattr(dist, name))) for name in names]
     inputs = leaves(part(arrays, ends, rank), torch.float32)
     before = written()
-    for patch in patches:
-        patch.start()
-    out, last = attend(ACROSS[kind], kind, inputs, None, options)
-    forward = len(calls)
-    if differentiate:
+    functions = {name: getattr(dist, name, None) for name in COLLECTIVES}
+    functions = {name: counted(name, f) for name, f in functions.items() if callable(f)}
+    with mock.patch.multiple(dist, **functions):
+        out, last = attend(ACROSS[kind], kind, inputs, None, options)
+        forward = len(calls)
         loss(out, last, rank).backward()
-    for patch in patches:
-        patch.stop()
     return calls[:forward], calls[forward:], written() - before
 
 
@@ -501,38 +465,26 @@ def written():
 @every_size
 @both
 def test_bytes_are_those_of_the_formula(across, ranks, kind):
-    for return_state in (False, True):
-        sent = set()
-        for N in (4, 90):  # whatever the length
-            arrays, _ = draw(kind, N=N, D=32, M=48, leading=((2, 1), (3,), (2, 3), (1,), ()))
-            options = {"return_state": return_state}
-            options |= {"causal": True} if kind == "linear" else {}
-            args = (kind, arrays, split(1, N, ranks), options, True)
-            for forward, backward, wire in across(ranks, "what_is_sent", *args):
-                assert len(forward) == len(backward) == 2
-                assert {name for name, _ in forward + backward} <= {
-                    "all_gather_single",
-                    "all_gather_into_tensor",
-                }
-                assert forward[0][1] == backward[0][1] == costs.EXCHANGE_HEADER_BYTES
-                found = [(ranks - 1) * sum(n for _, n in calls) for calls in (forward, backward)]
-                expected = [
-                    costs.state_exchange_bytes(ranks, 32, 48, heads=6),
-                    costs.state_exchange_bytes(
-                        ranks, 32, 48, heads=6, extra=int(kind == "linear"), states=1 + return_state
-                    ),
-                ]
-                assert found == expected
-                # gloo puts some bytes before each message
-                if wire:
-                    assert 0 <= wire - sum(expected) <= 4 * (ranks - 1) * 500
-                sent.add(tuple(found))
-        assert len(sent) == 1
+    for return_state, N in itertools.product((False, True), (4, 90)):  # whatever the length
+        arrays, _ = draw(kind, N=N, D=32, M=48, leading=((2, 1), (3,), (2, 3), (1,), ()))
+        args = kind, arrays, split(1, N, ranks), {"return_state": return_state}
+        back = {"extra": int(kind == "linear"), "states": 1 + return_state}
+        expected = [
+            costs.state_exchange_bytes(ranks, 32, 48, heads=6, **more) for more in ({}, back)
+        ]
+        for *both_ways, wire in across(ranks, "what_is_sent", *args):
+            for calls, bytes_ in zip(both_ways, expected, strict=True):
+                names, messages = zip(*calls, strict=True)
+                assert set(names) <= {"all_gather_single", "all_gather_into_tensor"}
+                assert len(messages) == 2 and messages[0] == costs.EXCHANGE_HEADER_BYTES
+                assert (ranks - 1) * sum(messages) == bytes_
+            if wire:  # gloo puts some bytes before each message
+                assert 0 <= wire - sum(expected) <= 4 * (ranks - 1) * 500
 
 
 def order_of_events(rank, kind, arrays, ends):
     events = []
-    start = distributed._Exchange._start
+    start = _exchange.Exchange._start
 
     def started(exchange, x):
         what = "header" if x.dtype == torch.int64 else "states"
@@ -555,15 +507,12 @@ def order_of_events(rank, kind, arrays, ends):
 
         return call
 
-    inputs = leaves(part(arrays, ends, rank), torch.float64)
     name = {"linear": "_inside", "gated": "additive"}[kind]
     with (
-        mock.patch.object(distributed._Exchange, "_start", started),
+        mock.patch.object(_exchange.Exchange, "_start", started),
         mock.patch.object(distributed, name, inside(getattr(distributed, name))),
     ):
-        out, _ = attend(
-            ACROSS[kind], kind, inputs, None, {"causal": True} if kind == "linear" else {}
-        )
+        out, _ = attend(ACROSS[kind], kind, leaves(part(arrays, ends, rank)), None, {})
         forward = len(events)
         out.sum().backward()
     return events[:forward], events[forward:]
@@ -578,196 +527,201 @@ def test_states_travel_while_the_inside_is_computed(across, kind):
         assert backward == expected
 
 
+def test_the_header_has_the_size_of_the_formula():
+    header = _exchange.Header(
+        refused=1, call=5, C=7, M=2, queries=(2, 0), keys=(), state=(1, 2, 3, 4, 5, 6, 7, 8)
+    )
+    assert 8 * len(header.encode()) == costs.EXCHANGE_HEADER_BYTES
+    assert _exchange.Header.decode(header.encode()) == header
+
+
 # Ranks that do not agree.
 
 
-def with_own_arguments(rank, kind, arrays, state, options):
-    dtype = options.pop("dtype", "float64")
-    inputs = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays]
-    state = None if state is None else [torch.from_numpy(x) for x in state]
-    function = {"linear": "linear", "gated": "gated"}[options.pop("function", kind)]
-    out, last = attend(
-        ACROSS[function], function, inputs[: 3 + (function == "gated")], state, options
-    )
+def with_own_arguments(rank, kind, arrays, options):
+    dtype = getattr(torch, options.pop("dtype", "float64"))
+    kind = options.pop("function", kind)
+    inputs = [torch.from_numpy(x).to(dtype) for x in arrays]
+    out, _ = attend(ACROSS[kind], kind, inputs[: 3 + (kind == "gated")], None, options)
     return numbers([out])
 
 
-WIDE = ((2,),) * 5
-DISAGREE = {
-    "dtype": ({}, {"dtype": "float32"}, "the dtype must be the same on every rank, got float64"),
-    "causal": ({}, {"causal": False}, "causal must be the same on every rank, got True on rank 0"),
-    "normalize": ({}, {"normalize": False}, "normalize must be the same on every rank, got True"),
-    "state": ({}, {"return_state": True}, "return_state must be the same on every rank, got F"),
-    "C": ({"D": 2}, {}, "the width of the keys, after the feature map, must be the same on every"),
-    "M": ({"M": 5}, {}, "the width M of the values must be the same on every rank, got 4 on rank"),
+SAME = "must be the same on every rank, got"
+WIDTH_OF_KEYS = "the width of the keys, after the feature map,"
+DISAGREE = {  # what is drawn and asked on one rank, and what all say
+    "dtype": ("linear", {}, {"dtype": "float32"}, f"the dtype {SAME} float64"),
+    "causal": ("linear", {}, {"causal": False}, f"causal {SAME} True on rank 0"),
+    "normalize": ("linear", {}, {"normalize": False}, f"normalize {SAME} True"),
+    "state": ("linear", {}, {"return_state": True}, f"return_state {SAME} False"),
+    "C": ("linear", {"D": 2}, {}, f"{WIDTH_OF_KEYS} {SAME} 3 on rank 0 and 2 on rank 1"),
+    "M": ("linear", {"M": 5}, {}, f"the width M of the values {SAME} 4 on rank 0 and 5"),
     "q": (
+        "linear",
         {"leading": ((2,), (), (), (), ())},
         {},
-        r"the leading dimensions of q must be the same on every rank, got \(\) on rank 0 and \(2,",
-    ),
-    "k": (
-        {"leading": WIDE},
-        {},
-        r"the leading dimensions of q must be the same on every rank, got \(\) on rank 0 and \(2,",
+        f"the leading dimensions of q {SAME} () on rank 0 and (2,",
     ),
     "v": (
+        "linear",
         {"leading": ((), (), (2,), (), ())},
         {},
-        r"the leading dimensions of k and v must be the same on every rank, got \(\) on rank 0 an",
+        f"the leading dimensions of k and v {SAME} () on rank 0 and (2,",
     ),
-    "function": ({}, {"function": "gated"}, "every rank must make the same calls in the same orde"),
+    "gated": ("gated", {"D": 5}, {}, f"{WIDTH_OF_KEYS} {SAME} 3 on rank 0 and 5 on rank 1."),
+    "function": (
+        "gated",
+        {},
+        {"function": "linear"},
+        "every rank must make the same calls in the same order, got a call of gated_",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", DISAGREE)
 def test_ranks_that_disagree_all_raise_and_can_go_on(across, what):
-    changed, options, message = DISAGREE[what]
-    kind = "gated" if what == "function" else "linear"
+    kind, changed, options, message = DISAGREE[what]
     same, other = draw(kind)[0], draw(kind, **changed)[0]
-    common = {"function": "linear", "causal": True}
-    options = common | options if what != "function" else options
-    each = [(same, None, common), (other, None, options), (same, None, common)]
     start = time.monotonic()
-    found = across(3, "with_own_arguments", kind, each=each)
+    found = across(3, "with_own_arguments", kind, each=[(same, {}), (other, options), (same, {})])
     assert time.monotonic() - start < 10  # no one waited for the timeout
-    types = {str(type(x).__name__) for x in found}
-    assert types == ({"RuntimeError"} if what == "function" else {"ValueError"})
-    assert len({str(x) for x in found}) == 1 and re.match(message, str(found[0]))
+    error = RuntimeError if what == "function" else ValueError
+    assert {type(x) for x in found} == {error}
+    assert len({str(x) for x in found}) == 1 and str(found[0]).startswith(message)
     arrays, state = draw("linear")
-    check(across, 3, "linear", arrays, state, [2, 5, 7], {"causal": True})
-
-
-def test_gated_ranks_that_disagree(across):
-    same, other = draw("gated")[0], draw("gated", D=5)[0]
-    found = across(2, "with_own_arguments", "gated", each=[(same, None, {}), (other, None, {})])
-    for x in found:
-        assert type(x) is ValueError and str(x).endswith("got 3 on rank 0 and 5 on rank 1.")
+    check(across, "linear", arrays, state, [2, 5, 7], {})
 
 
 REFUSED = {
-    "shape": ("linear", 0, {}, (ValueError, "v must have the length of k")),
-    "dtype": ("linear", 1, {}, (TypeError, "v must have the dtype of q")),
-    "no tensor": ("linear", 2, {}, (TypeError, "q must be a torch tensor, got list")),
-    "flag": ("linear", None, {"normalize": 1}, (TypeError, "normalize must be True or False")),
-    "form": ("gated", None, {"form": "masked"}, (ValueError, "form must be None or one of")),
-    "value": ("gated", 3, {}, (ValueError, "log_decay must be at most 0, got 1.0")),
-    "state": ("gated", None, {"chunk_size": 0}, (ValueError, "chunk_size must be at least 1")),
-    "map": ("linear", None, {"feature_map": 3}, (TypeError, "feature_map must be callable")),
-    "axes": ("linear", 4, {}, (ValueError, "q must have at most 8 leading dimensions across")),
-    "func": ("linear", 5, {}, (RuntimeError, "linear_attention across ranks does not run under")),
+    "shape": ("linear", {}, ValueError, "v must have the length of k"),
+    "dtype": ("linear", {}, TypeError, "v must have the dtype of q"),
+    "no tensor": ("linear", {}, TypeError, "q must be a torch tensor, got list"),
+    "axes": ("linear", {}, ValueError, "q must have at most 8 leading dimensions across"),
+    "func": ("linear", {}, RuntimeError, "linear_attention across ranks does not run under"),
+    "flag": ("linear", {"normalize": 1}, TypeError, "normalize must be True or False"),
+    "map": ("linear", {"feature_map": 3}, TypeError, "feature_map must be callable"),
+    "state": (
+        "linear",
+        {"causal": False, "return_state": True},
+        ValueError,
+        "return_state needs causal=True, got causal=False.",
+    ),
+    "quadratic": (
+        "linear",
+        {"causal": False, "form": "quadratic"},
+        ValueError,
+        "form must be None or one of 'linear' across ranks when causal=False",
+    ),
+    "backend": ("linear", {"backend": "cupy"}, ValueError, "backend='cupy' needs tensors on a GPU"),
+    "group": ("linear", {"group": "all"}, TypeError, "group must be a ProcessGroup or None, got s"),
+    "value": ("gated", {}, ValueError, "log_decay must be at most 0, got 1.0"),
+    "form": ("gated", {"form": "masked"}, ValueError, "form must be None or one of"),
+    "size": ("gated", {"chunk_size": 0}, ValueError, "chunk_size must be at least 1"),
+}
+SPOIL = {
+    "shape": lambda q, k, v: (q, k, v[1:]),
+    "dtype": lambda q, k, v: (q, k, v.float()),
+    "no tensor": lambda q, k, v: (q.tolist(), k, v),
+    "axes": lambda *inputs: [x.expand(*[1] * 9, *x.shape) for x in inputs],
+    "value": lambda q, k, v, g: (q, k, v, 0 * g.abs() + 1),
 }
 
 
-def refuses(rank, kind, arrays, options, spoil, wrong):
+def refuses(rank, arrays, what, wrong):
     inputs = [torch.from_numpy(x) for x in arrays]
-    attention = ACROSS[kind]
-    options = dict(options)
-    if rank == wrong:
-        options |= REFUSED[spoil][2]
-        how = REFUSED[spoil][1]
-        if how == 0:
-            inputs[2] = inputs[2][1:]
-        elif how == 1:
-            inputs[2] = inputs[2].float()
-        elif how == 2:
-            inputs[0] = inputs[0].tolist()
-        elif how == 3:
-            inputs[3] = inputs[3].abs() * 0 + 1
-        elif how == 4:
-            inputs = [x.expand(*[1] * 9, *x.shape) for x in inputs]
-        elif how == 5:
-            return torch.func.vmap(lambda *x: attention(*x, **options))(*(x[None] for x in inputs))
-    return attention(*inputs, **options).numpy()
+    kind, options, *_ = REFUSED[what]
+    if rank != wrong:
+        return ACROSS[kind](*inputs, **CAUSAL[kind]).numpy()
+    if what == "func":
+        batch = (x[None] for x in inputs)
+        return torch.func.vmap(lambda *x: ACROSS[kind](*x, causal=True))(*batch)
+    if what in SPOIL:
+        inputs = SPOIL[what](*inputs)
+    return ACROSS[kind](*inputs, **CAUSAL[kind] | options).numpy()
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", [name for name in REFUSED if name != "group"])
 def test_a_rank_that_refuses_its_arguments_is_an_error_on_all(across, what):
-    kind, _, _, (error, message) = REFUSED[what]
-    options = {"causal": True} if kind == "linear" else {}
+    kind, _, error, message = REFUSED[what]
+    name = {"linear": "linear_attention", "gated": "gated_linear_attention"}[kind]
     for wrong in (0, 2):
         start = time.monotonic()
-        found = across(3, "refuses", kind, draw(kind)[0], options, what, wrong)
+        found = across(3, "refuses", draw(kind)[0], what, wrong)
         assert time.monotonic() - start < 10
-        for rank, x in enumerate(found):
-            if rank == wrong:
-                assert type(x) is error and str(x).startswith(message)
-            else:
-                name = f"{kind if kind == 'linear' else 'gated_linear'}_attention"
-                assert type(x) is RuntimeError
-                assert str(x) == f"{name}: rank {wrong} has refused its arguments."
+        refused = found.pop(wrong)
+        assert type(refused) is error and str(refused).startswith(message)
+        told = (RuntimeError, f"{name}: rank {wrong} has refused its arguments.")
+        assert {(type(x), str(x)) for x in found} == {told}
 
 
-def goes_on_after_errors(rank, arrays, state, ends, options):
+def goes_on_after_errors(rank, arrays, state, ends):
     """Errors that no rank waits for leave the group as it is, in whatever order they come."""
-    refused = 0
-    for wrong in (0, 1, "all"):
+    for wrong in (0, 1, rank):
         try:
-            refuses(
-                rank, "linear", arrays, {"causal": True}, "shape", wrong if wrong != "all" else rank
-            )
+            refuses(rank, arrays, "shape", wrong)
         except (ValueError, RuntimeError):
-            refused += 1
-    assert refused == 3
-    return on_a_rank(rank, "linear", arrays, state, ends, options)
+            continue
+        raise AssertionError("It has refused nothing.")
+    return on_a_rank(rank, "linear", arrays, state, ends, {})
 
 
 def test_a_group_goes_on_after_errors(across):
-    arrays, state = draw("linear")
-    options = {"causal": True}
-    found = across(2, "goes_on_after_errors", arrays, state, [3, 7], options)
-    assert_same(found, in_one_process("linear", arrays, state, [3, 7], options))
+    case = *draw("linear"), [3, 7]
+    found = across(2, "goes_on_after_errors", *case)
+    assert_same(found, in_one_process("linear", *case, {}))
 
 
+TIMEOUT = 5
 FAILED = "linear_attention: the exchange with the other ranks has failed. A rank died, or did not"
 
 
-def dies(rank, arrays, ends, when):
-    inputs = leaves(part(arrays, ends, rank), torch.float64)
-    if rank == 1 and when == "before":
-        os._exit(1)
-    if rank == 1 and when == "between":
-        with mock.patch.object(distributed._Exchange, "send", lambda *args: os._exit(1)):
+def fails(rank, arrays, ends, what, when):
+    """The last rank dies, or goes away for longer than the timeout, before or after its call."""
+    inputs = leaves(part(arrays, ends, rank))
+    last = rank == len(ends) - 1
+
+    def fail(*_):
+        if what == "dies":
+            os._exit(1)
+        time.sleep(TIMEOUT + 2)
+
+    if last and when == "before":
+        return fail()
+    if last and when == "between":
+        with mock.patch.object(_exchange.Exchange, "send", fail):
             distributed.linear_attention(*inputs, causal=True)
     out = distributed.linear_attention(*inputs, causal=True)
-    if rank == 1:
-        os._exit(1)
-    out.sum().backward()
+    return fail() if last else out.sum().backward()
 
 
-@pytest.mark.parametrize("when", ["before", "between", "backward"])
-def test_a_rank_that_dies_is_an_error_on_the_others(across, when):
+FAILURES = [
+    ("dies", "before"),
+    ("dies", "between"),
+    ("dies", "backward"),
+    ("stays away", "before"),
+    ("stays away", "backward"),
+]
+
+
+@pytest.fixture(scope="module")
+def failures(across):
+    """What the ranks of each group say, all groups at once, as they wait for their timeouts."""
+    arrays, ends = draw("linear")[0], [2, 4, 7]
     start = time.monotonic()
-    arrays, _ = draw("linear")
-    found = across(4, "dies", arrays, [2, 4, 6, 7], when, timeout=5, fresh=True)
-    assert time.monotonic() - start < 5 + 15
-    assert found[1] is None
-    for x in (found[0], *found[2:]):
+    found = across.at_once([(3, "fails", arrays, ends, *case) for case in FAILURES], TIMEOUT)
+    return dict(zip(FAILURES, found, strict=True)), time.monotonic() - start
+
+
+@pytest.mark.parametrize("case", FAILURES, ids=" ".join)
+def test_a_rank_that_fails_is_an_error_on_the_others_within_the_timeout(failures, case):
+    found, seconds = failures
+    assert seconds < TIMEOUT + 20
+    for x in found[case][:2]:
         assert type(x) is RuntimeError and str(x).startswith(FAILED)
-
-
-def stays_away(rank, arrays, ends, backward):
-    inputs = leaves(part(arrays, ends, rank), torch.float64)
-    if rank == 2 and not backward:
-        time.sleep(6)
-        return "away"
-    out = distributed.linear_attention(*inputs, causal=True)
-    if rank == 2:
-        time.sleep(6)
-        return "away"
-    out.sum().backward()
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_a_rank_that_makes_no_call_is_an_error_within_the_timeout(across, backward):
-    arrays, _ = draw("linear")
-    found = across(3, "stays_away", arrays, [2, 4, 7], backward, timeout=4, fresh=True)
-    assert found[2] == "away"
-    for x in found[:2]:
-        assert type(x) is RuntimeError and str(x).startswith(FAILED)
+    assert found[case][2] is None
 
 
 def other_order(rank, arrays, ends, case):
-    inputs = leaves(part(arrays, ends, rank), torch.float64)
+    inputs = leaves(part(arrays, ends, rank))
     first, second = (distributed.linear_attention(*inputs, causal=True) for _ in range(2))
     if case == "calls":
         (first if rank else second).sum().backward()
@@ -777,62 +731,54 @@ def other_order(rank, arrays, ends, case):
         distributed.linear_attention(*inputs, causal=True)
 
 
+PASS = r"the backward pass of linear_attention, call \d+,"
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (
-            "calls",
-            r"got the backward pass of linear_attention, call (\d+), on rank 0 and the backward "
-            r"pass of linear_attention, call (\d+), on rank 1\.$",
-        ),
-        (
-            "passes",
-            r"got a call of linear_attention on rank 0 and the backward pass of linear_attention, ",
-        ),
+        ("calls", rf"{PASS} on rank 0 and {PASS} on rank 1\.$"),
+        ("passes", rf"a call of linear_attention on rank 0 and {PASS} on rank 1\.$"),
     ],
 )
 def test_ranks_that_go_in_different_orders(across, case, message):
     for x in across(2, "other_order", draw("linear")[0], [3, 7], case):
         assert type(x) is RuntimeError
-        assert str(x).startswith("every rank must make the same calls in the same order, got ")
-        assert re.search(message, str(x))
+        assert re.match(
+            f"every rank must make the same calls in the same order, got {message}", str(x)
+        )
 
 
 # Groups.
 
 
-def in_subgroups(rank, kind, arrays, ends, options):
+def in_subgroups(rank, kind, arrays, ends):
     """Ranks 3 and 1, in that order of their numbers, are a group; 0 and 2 another."""
     groups = [dist.new_group([1, 3]), dist.new_group([0, 2])]
     mine, other = (groups[0], groups[1]) if rank in (1, 3) else (groups[1], groups[0])
     place = dist.get_rank(mine)
     inputs = [torch.from_numpy(x) for x in part(arrays, ends, place)]
-    out = ACROSS[kind](*inputs, group=mine, **options)
+    out = ACROSS[kind](*inputs, group=mine, **CAUSAL[kind])
     try:
-        ACROSS[kind](*inputs, group=other, **options)
+        ACROSS[kind](*inputs, group=other, **CAUSAL[kind])
     except ValueError as error:
         return place, out.numpy(), str(error)
 
 
-@both
-def test_a_group_of_some_ranks(across, kind):
-    arrays, _ = draw(kind, N=9)
-    options = {"causal": True} if kind == "linear" else {}
-    found = across(4, "in_subgroups", kind, arrays, [4, 9], options, fresh=True)
-    expected = PLAIN[kind](*map(torch.from_numpy, arrays), **options)
-    for place, out, message in found:
-        np.testing.assert_allclose(out, part([expected], [4, 9], place)[0], atol=1e-12)
-        assert message == "group must have this process among its ranks, got one without it."
-
-
-def with_a_wrong_group(rank):
-    q = torch.zeros(3, 2)
-    return distributed.linear_attention(q, q, q, group="all")
+def test_a_group_of_some_ranks(across):
+    arrays = {kind: draw(kind, N=9)[0] for kind in PLAIN}
+    calls = [(4, "in_subgroups", kind, arrays[kind], [4, 9]) for kind in PLAIN]
+    for kind, found in zip(PLAIN, across.at_once(calls), strict=True):
+        expected = PLAIN[kind](*map(torch.from_numpy, arrays[kind]), **CAUSAL[kind])
+        for place, out, message in found:
+            np.testing.assert_allclose(out, part([expected], [4, 9], place)[0], atol=1e-12)
+            assert message == "group must have this process among its ranks, got one without it."
 
 
 def test_what_is_no_group(across):
-    for x in across(2, "with_a_wrong_group"):
-        assert type(x) is TypeError and str(x) == "group must be a ProcessGroup or None, got str."
+    _, _, error, message = REFUSED["group"]
+    for rank, x in enumerate(across(1, "refuses", draw("linear")[0], "group", 0)):
+        assert rank == 0 and type(x) is error and str(x).startswith(message)
 
 
 @both
@@ -843,15 +789,10 @@ def test_without_a_group_it_says_what_is_missing(kind):
 
 
 @both
-def test_one_rank_is_the_plain_function(kind):
-    arrays, state = draw(kind)
-    options = {"return_state": True} | ({"causal": True} if kind == "linear" else {})
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        found = on_a_rank(0, kind, arrays, state, [7], options)
-    finally:
-        dist.destroy_process_group()
-    for x, y in zip(found, in_one_process(kind, arrays, state, [7], options)[0], strict=True):
+def test_one_rank_is_the_plain_function(across, kind):
+    case = kind, *draw(kind), [7], {"return_state": True}
+    (found,) = across(1, "on_a_rank", *case)
+    for x, y in zip(found, in_one_process(*case)[0], strict=True):
         assert np.array_equal(x, y)
 
 
@@ -860,16 +801,9 @@ def on_kernels(rank, arrays, state, ends, options, dtype):
 
     def kernels(q, k, v, feature_map, normalize, initial_state, return_state):
         assert {x.dtype for x in (q, k, v)} == {getattr(torch, dtype)}
-        return plain.linear_attention(
-            q,
-            k,
-            v,
-            feature_map=feature_map,
-            causal=True,
-            normalize=normalize,
-            initial_state=initial_state,
-            return_state=return_state,
-        )
+        options = {"initial_state": initial_state, "return_state": return_state}
+        options |= {"feature_map": feature_map, "normalize": normalize}
+        return plain.linear_attention(q, k, v, causal=True, **options)
 
     with (
         mock.patch.object(linear, "_by_kernels", kernels),
@@ -881,33 +815,11 @@ def on_kernels(rank, arrays, state, ends, options, dtype):
 def test_kernels_begin_with_the_state_before_the_part(across):
     arrays, state = draw("linear", N=9)
     for normalize, return_state in itertools.product([True, False], repeat=2):
-        options = {"causal": True, "normalize": normalize, "return_state": return_state}
-        found = across(3, "on_kernels", arrays, state, [2, 2, 9], options, "float64")
-        assert_same(found, in_one_process("linear", arrays, state, [2, 2, 9], options))
+        case = arrays, state, [2, 2, 9], {"normalize": normalize, "return_state": return_state}
+        found = across(3, "on_kernels", *case, "float64")
+        assert_same(found, in_one_process("linear", *case))
     arrays, state = ([np.float16(x) for x in both] for both in (arrays, state))
-    found = across(3, "on_kernels", arrays, state, [2, 2, 9], options, "float16")
-    expected = in_one_process("linear", arrays, state, [2, 2, 9], options, torch.float16)
-    assert_same(found, expected, 2.0**-5)  # the kernels read features in half precision
-
-
-def refuses_form(rank, options):
-    q = torch.zeros(3, 2)
-    return distributed.linear_attention(q, q, q, **options)
-
-
-def test_what_needs_all_keys_is_refused(across):
-    for options, message in (
-        ({"form": "quadratic"}, "form must be None or one of 'linear' across ranks when causal=F"),
-        ({"return_state": True}, "return_state needs causal=True, got causal=False."),
-        ({"backend": "cupy", "causal": True}, "backend='cupy' needs tensors on a GPU, got q on cp"),
-    ):
-        for x in across(2, "refuses_form", options):
-            assert type(x) is ValueError and str(x).startswith(message)
-
-
-def test_the_header_has_the_size_of_the_formula():
-    header = distributed._Header(
-        refused=1, call=5, C=7, M=2, queries=(2, 0), keys=(), state=(1, 2, 3, 4, 5, 6, 7, 8)
-    )
-    assert 8 * len(header.encode()) == costs.EXCHANGE_HEADER_BYTES
-    assert distributed._Header.decode(header.encode()) == header
+    case = arrays, state, *case[2:]
+    expected = in_one_process("linear", *case, torch.float16)
+    # The kernels read features in half precision.
+    assert_same(across(3, "on_kernels", *case, "float16"), expected, 2.0**-5)

@@ -1,9 +1,10 @@
 """Parts that the modules share."""
 
+import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lesson_code import _arguments
 
@@ -18,7 +19,7 @@ def check_heads(width: int, num_heads: int) -> int:
 
 def check_tokens(name: str, tokens, axes: str) -> None:
     """Refuse all but a tensor of int64 or int32 with these axes, "B, N" or "B"."""
-    if not isinstance(tokens, torch.Tensor):
+    if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(tokens).__name__}.")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} must have dtype int64 or int32, got {tokens.dtype}.")
@@ -27,41 +28,53 @@ def check_tokens(name: str, tokens, axes: str) -> None:
         raise ValueError(f"{name} must have shape ({axes}), got {tuple(tokens.shape)}.")
 
 
-def check_state(state, kind: Any, B: int, H: int) -> None:
-    """Refuse all but a NamedTuple of one kind whose tensors are (B, H, ...)."""
-    if not isinstance(state, kind):
+def check_state(state, kind: Any, *shapes: tuple) -> None:
+    """Refuse a state that is not of a kind, Tensor or a NamedTuple of tensors, with these shapes.
+
+    A letter in a shape stands for any size. None is no state yet, and passes.
+    """
+    if state is None:
+        return
+    if kind is Tensor:
+        _arguments.check_arrays(Tensor, state=state)
+        pieces = {"state": state}
+    elif isinstance(state, kind):
+        pieces = {f"{name} of state": x for name, x in state._asdict().items()}
+    else:
         raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}.")
-    for name, array in zip(kind._fields, state, strict=True):
-        if array.shape[:2] != (B, H):
-            raise ValueError(
-                f"{name} of state must have shape ({B}, {H}, ...) for {B} sequences and {H} heads, "
-                f"got {tuple(array.shape)}."
-            )
+    for (name, piece), shape in zip(pieces.items(), shapes, strict=True):
+        found = tuple(piece.shape)
+        same = (isinstance(n, str) or n == m for n, m in zip(shape, found, strict=False))
+        if len(found) != len(shape) or not all(same):
+            shown = str(shape).replace("'", "")
+            raise ValueError(f"{name} must have shape {shown}, got {found}.")
 
 
-def check_shapes(state, kind: Any, *shapes: tuple[int, ...]) -> None:
-    """Refuse all but a NamedTuple of one kind whose tensors have these shapes."""
-    if not isinstance(state, kind):
-        raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}.")
-    for name, array, shape in zip(kind._fields, state, shapes, strict=True):
-        if array.shape != shape:
-            raise ValueError(f"{name} of state must have shape {shape}, got {tuple(array.shape)}.")
-
-
-def split_heads(x: torch.Tensor, num_heads: int) -> torch.Tensor:
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, N, H D) -> (B, H, N, D)"""
     return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(1, 2)
 
 
-def merge_heads(x: torch.Tensor) -> torch.Tensor:
+def merge_heads(x: Tensor) -> Tensor:
     """(B, H, N, D) -> (B, N, H D)"""
     return x.transpose(1, 2).flatten(-2)
+
+
+def turn(a: Tensor, b: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    """Points (a, b) of planes, turned by an angle each."""
+    return a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
+
+
+def shift(x: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The input before each of x (B, N, F), and the last of all; before x comes `last`, or 0."""
+    last = x.new_zeros(len(x), x.shape[-1]) if last is None else last.to(x.dtype)
+    x = torch.cat([last[:, None], x], dim=1)
+    return x[:, :-1], x[:, -1].clone()
 
 
 class HeadNorm(nn.Module):
     """Root mean square norm over the channels of one token and head, which sees nothing else.
 
-    What was read may be too large for half precision, so it is rounded only after the norm.
     (B, N, H, M) -> (B, N, H M), in the dtype of the weight, which has one entry for each channel of
     a head.
     """
@@ -70,7 +83,7 @@ class HeadNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(head_width))
 
-    def forward(self, read: torch.Tensor) -> torch.Tensor:
+    def forward(self, read: Tensor) -> Tensor:
         read = nn.functional.rms_norm(read, self.weight.shape, eps=1e-5)
         return (self.weight * read.to(self.weight.dtype)).flatten(-2)
 
@@ -89,9 +102,7 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, size).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(width).uniform_(-bound, bound)) if bias else None
 
-    def forward(
-        self, x: torch.Tensor, tail: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, N, F) and the tail -> (B, N, F) and the new tail."""
         if tail is None:
             tail = x.new_zeros(len(x), self.size - 1, x.shape[-1])
@@ -106,3 +117,9 @@ class ShortConvolution(nn.Module):
 def feed_forward(width: int) -> nn.Sequential:
     """Two linear maps with a GELU in between, where the width is four times as large."""
     return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+
+def initial_step_bias(size: int) -> Tensor:
+    """Numbers whose softplus is between 0.001 and 0.1, evenly on a logarithmic scale."""
+    steps = torch.empty(size).uniform_(math.log(0.001), math.log(0.1)).exp()
+    return steps + torch.log(-torch.expm1(-steps))  # the inverse of softplus

@@ -4,8 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lesson_code import _arguments
 from lesson_code.torch.modules._parts import feed_forward
@@ -25,16 +24,12 @@ class Block(Mixer):
         self.norm_2 = nn.LayerNorm(width)
         self.feed_forward = feed_forward(width)
 
-    def mix(self, x: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+    def mix(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mixer(self.norm_1(x), state=state, return_state=True)
         return self._after_mixer(x + y), state
 
-    def mix_one(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+    def mix_one(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         y_t, state = self.mixer.step(self.norm_1(x_t), state)
-        return self._after_mixer(x_t + y_t), state
-
-    def mix_one_(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-        y_t, state = _step_(self.mixer, self.norm_1(x_t), state)
         return self._after_mixer(x_t + y_t), state
 
     def initial_state(self, batch_size: int) -> Any:
@@ -52,8 +47,8 @@ class Blocks(nn.ModuleList):
         def __iter__(self) -> Iterator[Any]: ...
 
     def forward(
-        self, x: torch.Tensor, *, state: tuple | None = None, return_state: bool = False
-    ) -> torch.Tensor | tuple[torch.Tensor, tuple]:
+        self, x: Tensor, *, state: tuple | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, tuple]:
         """Read a sequence (B, N, F) in parallel."""
         before = [None] * len(self) if state is None else self._check_state(state)
         after = []
@@ -63,19 +58,11 @@ class Blocks(nn.ModuleList):
                 after.append(state)
         return (x, tuple(after)) if return_state else x
 
-    def step(self, x_t: torch.Tensor, state: tuple) -> tuple[torch.Tensor, tuple]:
+    def step(self, x_t: Tensor, state: tuple) -> tuple[Tensor, tuple]:
         """Read one token (B, F)."""
         after = []
         for block, before in zip(self, self._check_state(state), strict=True):
             x_t, new = block.step(x_t, before)
-            after.append(new)
-        return x_t, tuple(after)
-
-    def step_(self, x_t: torch.Tensor, state: tuple) -> tuple[torch.Tensor, tuple]:
-        """Read one token (B, F); the state that it is given may be overwritten."""
-        after = []
-        for block, before in zip(self, state, strict=True):
-            x_t, new = _step_(block, x_t, before)
             after.append(new)
         return x_t, tuple(after)
 
@@ -90,24 +77,8 @@ class Blocks(nn.ModuleList):
         return state
 
 
-def _step_(module, x_t, state):
-    """One token, in place where the module can: not every module is a Mixer."""
-    step = getattr(module, "mix_one_", module.step)
-    return step(x_t, state)
-
-
 def make_blocks(width: int, mixers: Sequence[Callable[..., nn.Module]], num_heads: int) -> Blocks:
-    """A block for each mixer, as :class:`LanguageModel` describes it.
-
-    Parameters
-    ----------
-    width : int
-        Width F between the blocks.
-    mixers : list
-        Classes, or callables width -> module.
-    num_heads : int
-        Number of heads, for each mixer whose signature asks for it.
-    """
+    """A block for each mixer, as :class:`LanguageModel` describes it."""
     num_heads = _arguments.check_integer("num_heads", num_heads, minimum=1)
     if not isinstance(mixers, list | tuple):
         raise TypeError(f"mixers must be a list, got {type(mixers).__name__}.")

@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lesson_code import _arguments
 from lesson_code.torch.logistics import draw_logistic_mixture, logistic_mixture
 from lesson_code.torch.modules._parts import check_tokens
 from lesson_code.torch.modules.blocks import make_blocks
+from lesson_code.torch.modules.in_place import own
 
 
 class ImageState(NamedTuple):
@@ -24,7 +25,7 @@ class ImageState(NamedTuple):
         The state of each block.
     """
 
-    position: torch.Tensor
+    position: Tensor
     blocks: tuple
 
 
@@ -50,23 +51,16 @@ class ImageModel(nn.Module):
     num_logistics : int
         Number K of logistic distributions in the mixture.
 
-    Raises
-    ------
-    TypeError
-        If an integer is none, or one of `mixers` neither a class nor a callable that makes a module
-        of the kind.
-    ValueError
-        If `levels` is below 2 or another integer below 1, or they do not fit together.
-
     Notes
     -----
     The parameters are ``value``, an embedding with one row more than there are levels, for what
     stands before the first pixel; ``position``, an embedding; ``blocks``, ``norm`` and ``head``.
     The means of the mixture begin spread over the levels; each mixer is initialized by its own
-    class, and everything else as torch does.
+    class, and everything else as torch does. A pixel that is not in 0 ... L - 1, or beyond the last
+    place, is a ValueError; on a GPU or compiled, torch reports it.
 
-    `generate` calls `step_` for each pixel. Whoever generates much may compile it, which pays where
-    no shape changes from step to step: ``model.step_ = torch.compile(model.step_)``.
+    `generate` calls `step` for each pixel. Whoever generates much may compile it, which pays where
+    no shape changes from step to step: ``model.step = torch.compile(model.step)``.
 
     References
     ----------
@@ -109,7 +103,7 @@ class ImageModel(nn.Module):
             means.copy_(torch.linspace(-1, 1, num_logistics))
             log_scales.fill_(math.log(1 / num_logistics))
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """What the model expects of each pixel, from those before it.
 
         Parameters
@@ -120,14 +114,6 @@ class ImageModel(nn.Module):
         -------
         tensor, shape (B, N, 3K)
             Parameters of the mixture of each pixel.
-
-        Raises
-        ------
-        TypeError
-            If `images` is no tensor of integers.
-        ValueError
-            If `images` is not (B, N), or a pixel is not in 0 ... L - 1 (on a GPU or compiled, torch
-            reports that).
         """
         check_tokens("images", images, "B, N")
         if images.shape[1] != self.num_pixels:
@@ -136,7 +122,7 @@ class ImageModel(nn.Module):
             )
         return self._mixture(self.blocks(self._embed("images", images[:, :-1])))
 
-    def bits(self, images: torch.Tensor) -> torch.Tensor:
+    def bits(self, images: Tensor) -> Tensor:
         r"""What each pixel costs: :math:`-\log_2 P` of its level, given the pixels before it.
 
         Parameters
@@ -147,15 +133,10 @@ class ImageModel(nn.Module):
         -------
         tensor, shape (B, N)
             Bits.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `forward`.
         """
         return -logistic_mixture(self(images), images, self.levels) / math.log(2)
 
-    def read(self, known: torch.Tensor) -> tuple[torch.Tensor, ImageState]:
+    def read(self, known: Tensor) -> tuple[Tensor, ImageState]:
         """Read the first pixels of images in parallel.
 
         Parameters
@@ -169,13 +150,6 @@ class ImageModel(nn.Module):
             What is expected of the next pixel.
         ImageState
             From which `step` goes on.
-
-        Raises
-        ------
-        TypeError
-            If `known` is no tensor of integers.
-        ValueError
-            If `known` is not (B, n) with n below N, or a pixel is not in 0 ... L - 1.
         """
         check_tokens("known", known, "B, N")
         if known.shape[1] >= self.num_pixels:
@@ -187,7 +161,7 @@ class ImageModel(nn.Module):
         position = torch.tensor(known.shape[1] + 1, device=known.device)
         return self._mixture(x[:, -1]), ImageState(position, state)
 
-    def step(self, pixel: torch.Tensor, state: ImageState) -> tuple[torch.Tensor, ImageState]:
+    def step(self, pixel: Tensor, state: ImageState) -> tuple[Tensor, ImageState]:
         """Read one pixel.
 
         Parameters
@@ -202,34 +176,17 @@ class ImageModel(nn.Module):
             What is expected of the next pixel, the same as `forward` says of it.
         ImageState
             The new state.
-
-        Raises
-        ------
-        TypeError
-            If `pixel` is no tensor of integers, or `state` no ImageState.
-        ValueError
-            If `pixel` is not (B,), `state` does not fit it, or no pixel is left (compiled, torch
-            reports that).
         """
         check_tokens("pixel", pixel, "B")
         if not isinstance(state, ImageState):
             raise TypeError(f"state must be an ImageState, got {type(state).__name__}.")
-        if not torch.compiler.is_compiling() and state.position >= self.num_pixels:
+        if _can_be_looked_at(state.position) and state.position >= self.num_pixels:
             raise ValueError(f"state must leave a pixel to expect, got all {self.num_pixels} read.")
         x, blocks = self.blocks.step(self._input("pixel", pixel, state.position), state.blocks)
         return self._mixture(x), ImageState(state.position + 1, blocks)
 
-    def step_(self, pixel: torch.Tensor, state: ImageState) -> tuple[torch.Tensor, ImageState]:
-        """Read one pixel as `step`, without its checks; the state may be overwritten.
-
-        The state that it returns is for `step_` alone.
-        """
-        x = self.value(pixel) + self.position(state.position)
-        x, blocks = self.blocks.step_(x, state.blocks)
-        return self._mixture(x), ImageState(state.position.add_(1), blocks)
-
     @torch.no_grad()
-    def generate(self, known: torch.Tensor, *, seed: int = 0) -> torch.Tensor:
+    def generate(self, known: Tensor, *, seed: int = 0) -> Tensor:
         """Complete images: what is known is read in parallel, then each pixel drawn by itself.
 
         Parameters
@@ -243,14 +200,6 @@ class ImageModel(nn.Module):
         -------
         tensor of integers, shape (B, N)
             The known pixels and the others, in the dtype of `known`.
-
-        Raises
-        ------
-        TypeError
-            If `known` is no tensor of integers, or `seed` no integer.
-        ValueError
-            If `known` is not (B, n) with n at most N, a pixel is not in 0 ... L - 1, or `seed` is
-            negative.
         """
         check_tokens("known", known, "B, N")
         n = known.shape[1]
@@ -265,12 +214,12 @@ class ImageModel(nn.Module):
         images = [known]
         if n < self.num_pixels:
             parameters, state = self.read(known)
+            state = state._replace(blocks=own(state.blocks))
         for i in range(n, self.num_pixels):
             pixel = draw_logistic_mixture(parameters, self.levels, generator=generator)
             images.append(pixel[:, None].to(known.dtype))
             if i + 1 < self.num_pixels:
-                # Nobody else holds this state, so it may be overwritten.
-                parameters, state = self.step_(pixel, state)
+                parameters, state = self.step(pixel, state)
         return torch.cat(images, dim=1)
 
     def _embed(self, name, before):
@@ -282,10 +231,18 @@ class ImageModel(nn.Module):
 
     def _input(self, name, pixels, position):
         """What the blocks read: the pixels, each with the place of the one that follows it."""
-        known = pixels.device.type == "cpu" and not torch.compiler.is_compiling()
-        if known and pixels.numel() and not 0 <= pixels.min() <= pixels.max() < self.levels:
+        if (
+            _can_be_looked_at(pixels)
+            and pixels.numel()
+            and not 0 <= pixels.min() <= pixels.max() < self.levels
+        ):
             raise ValueError(f"{name} must be at least 0 and below levels, {self.levels}.")
         return self.value(pixels) + self.position(position)
 
     def _mixture(self, x):
         return self.head(self.norm(x))
+
+
+def _can_be_looked_at(tensor):
+    """Whether its values are known here, without waiting for a GPU or for a compiled program."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lesson_code import _arguments
 from lesson_code.torch.modules._parts import check_tokens
 from lesson_code.torch.modules.blocks import make_blocks
+from lesson_code.torch.modules.in_place import own
 
 
 class LanguageModel(nn.Module):
@@ -31,14 +32,6 @@ class LanguageModel(nn.Module):
         Number of heads, for each mixer whose signature asks for `num_heads`. One that asks for
         `layer` and `num_layers`, such as :class:`RWKV4Block`, is told its place in the stack.
 
-    Raises
-    ------
-    TypeError
-        If an integer is none, or one of `mixers` neither a class nor a callable that makes a module
-        with these methods.
-    ValueError
-        If `vocab_size`, `width` or `num_heads` is below 1, or they do not fit together.
-
     Notes
     -----
     Nothing is added for positions: :class:`SoftmaxAttention` rotates its queries and keys. A single
@@ -46,7 +39,8 @@ class LanguageModel(nn.Module):
     sums; two causal layers can tell.
 
     The parameters are ``embedding``, ``blocks``, ``norm`` and ``head``. Each mixer is initialized
-    by its own class and everything else as torch does.
+    by its own class and everything else as torch does. A token that is not in the vocabulary is a
+    ValueError; on a GPU or compiled, torch reports it.
 
     References
     ----------
@@ -81,8 +75,8 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(width, vocab_size, bias=False)
 
     def forward(
-        self, tokens: torch.Tensor, *, state: tuple | None = None, return_state: bool = False
-    ) -> torch.Tensor | tuple[torch.Tensor, tuple]:
+        self, tokens: Tensor, *, state: tuple | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, tuple]:
         """Read a text in parallel.
 
         Parameters
@@ -99,14 +93,6 @@ class LanguageModel(nn.Module):
             Logits of the token that comes next, at each position.
         tuple
             With ``return_state=True``: the state of each block.
-
-        Raises
-        ------
-        TypeError
-            If `tokens` is no tensor of integers, or a state not of its block's kind.
-        ValueError
-            If `tokens` is not (B, N), a token is not in the vocabulary (on a GPU or compiled, torch
-            reports that), or `state` does not fit.
         """
         check_tokens("tokens", tokens, "B, N")
         _arguments.check_flags(return_state=return_state)
@@ -116,7 +102,7 @@ class LanguageModel(nn.Module):
         x, state = read
         return self._logits(x), state
 
-    def step(self, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, tuple]:
+    def step(self, token: Tensor, state: tuple) -> tuple[Tensor, tuple]:
         """Read one token.
 
         Parameters
@@ -131,41 +117,19 @@ class LanguageModel(nn.Module):
             Logits of the next token, the same as `forward` gives at this position.
         tuple
             The new state of each block.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `forward`.
         """
         check_tokens("token", token, "B")
         x, state = self.blocks.step(self._embed("token", token), state)
         return self._logits(x), state
 
     def initial_state(self, batch_size: int) -> tuple:
-        """The state before the first token: one for each block.
-
-        Parameters
-        ----------
-        batch_size : int
-            Number B of texts.
-
-        Returns
-        -------
-        tuple
-
-        Raises
-        ------
-        TypeError
-            If `batch_size` is no integer.
-        ValueError
-            If `batch_size` is negative.
-        """
+        """The state before the first token of a number of texts: one for each block."""
         return self.blocks.initial_state(batch_size)
 
     @torch.no_grad()
     def generate(
-        self, prompt: torch.Tensor, steps: int, *, temperature: float = 1.0, seed: int = 0
-    ) -> torch.Tensor:
+        self, prompt: Tensor, steps: int, *, temperature: float = 1.0, seed: int = 0
+    ) -> Tensor:
         """Continue a text: the prompt is read in parallel, then each new token by itself.
 
         Parameters
@@ -183,15 +147,6 @@ class LanguageModel(nn.Module):
         -------
         tensor of integers, shape (B, N + steps)
             Each prompt and its continuation.
-
-        Raises
-        ------
-        TypeError
-            If `prompt` is no tensor of integers, `steps` or `seed` no integer, or `temperature` no
-            number.
-        ValueError
-            If `prompt` is not (B, N) or empty, `steps` or `seed` is negative, or `temperature`
-            negative or not finite, or a token is not in the vocabulary.
         """
         check_tokens("prompt", prompt, "B, N")
         if prompt.shape[1] == 0:
@@ -205,12 +160,10 @@ class LanguageModel(nn.Module):
 
         text = [prompt]
         logits, state = self(prompt, return_state=True)
-        logits = logits[:, -1]
+        logits, state = logits[:, -1], own(state)
         for i in range(steps):
             if i > 0:
-                # Nobody else holds this state, so it may be overwritten.
-                x, state = self.blocks.step_(self._embed("token", text[-1][:, 0]), state)
-                logits = self._logits(x)
+                logits, state = self.step(text[-1][:, 0], state)
             text.append(_choose(logits, temperature, generator).to(prompt.dtype))
         return torch.cat(text, dim=1)
 

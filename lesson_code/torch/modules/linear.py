@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lesson_code import _arguments
-from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.feature_maps import elu_plus_one
 from lesson_code.torch.linear import LinearAttentionState, _features, linear_attention
 from lesson_code.torch.modules._parts import check_heads, check_state, feed_forward, split_heads
 from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.precision import accumulate, full_precision
 
-FeatureMap = Callable[[torch.Tensor], torch.Tensor]
+FeatureMap = Callable[[Tensor], Tensor]
 
 
 class _LinearMemory(Mixer):
@@ -26,54 +25,34 @@ class _LinearMemory(Mixer):
         self.num_heads = check_heads(width, num_heads)
         self.feature_map = feature_map
         self.normalize = normalize
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
 
     def mix(
-        self, x: torch.Tensor, state: LinearAttentionState | None
-    ) -> tuple[torch.Tensor, LinearAttentionState]:
-        if state is not None:
-            check_state(state, LinearAttentionState, len(x), self.num_heads)
-        q, k, v = (
-            split_heads(linear(x), self.num_heads)  # (B, H, N, D)
-            for linear in (self.query, self.key, self.value)
-        )
-        # What is read may be too large for half precision: it is rounded only after the norm.
-        q, k, v = accumulate(q, k, v)
+        self, x: Tensor, state: LinearAttentionState | None
+    ) -> tuple[Tensor, LinearAttentionState]:
+        self._check_state(state, len(x))
+        maps = self.query, self.key, self.value
+        q, k, v = accumulate(*(split_heads(f(x), self.num_heads) for f in maps))  # (B, H, N, D)
+        options = {"feature_map": self.feature_map, "normalize": self.normalize}
         read, state = linear_attention(
-            q,
-            k,
-            v,
-            feature_map=self.feature_map,
-            causal=True,
-            normalize=self.normalize,
-            initial_state=state,
-            return_state=True,
+            q, k, v, causal=True, initial_state=state, return_state=True, **options
         )
         return self._after_read(read.transpose(1, 2), x), state
 
     def mix_one(
-        self, x_t: torch.Tensor, state: LinearAttentionState
-    ) -> tuple[torch.Tensor, LinearAttentionState]:
-        return self._one(x_t, state, LinearAttentionState.write)
-
-    def mix_one_(
-        self, x_t: torch.Tensor, state: LinearAttentionState
-    ) -> tuple[torch.Tensor, LinearAttentionState]:
-        return self._one(x_t, state, LinearAttentionState.write_)
-
-    def _one(self, x_t, state, write):
-        check_state(state, LinearAttentionState, len(x_t), self.num_heads)
-        q, k, v = (
-            linear(x_t).unflatten(-1, (self.num_heads, -1))  # (B, H, D)
-            for linear in (self.query, self.key, self.value)
-        )
-        q, k, v = accumulate(q, k, v)
+        self, x_t: Tensor, state: LinearAttentionState
+    ) -> tuple[Tensor, LinearAttentionState]:
+        self._check_state(state, len(x_t))
+        maps = self.query, self.key, self.value
+        q, k, v = accumulate(*(f(x_t).unflatten(-1, (self.num_heads, -1)) for f in maps))
         with full_precision(q):
-            state = write(state, _features(self.feature_map, k), v)
+            state = state.write(_features(self.feature_map, k), v)
             read = state.read(_features(self.feature_map, q), normalize=self.normalize)
         return self._after_read(read, x_t), state
+
+    def _check_state(self, state, B):
+        H, M = self.num_heads, self.width // self.num_heads
+        check_state(state, LinearAttentionState, (B, H, "C", M), (B, H, "C"))
 
     def _after_read(self, read, x):
         """The output for x (..., F) and what its heads have read (..., H, M), not yet rounded."""
@@ -83,37 +62,30 @@ class _LinearMemory(Mixer):
 class LinearAttention(_LinearMemory):
     r"""Causal multi-head linear attention, with a norm after the read.
 
-    Computes :eq:`eq-causal-linear-attention` in each of H heads of width D = M = F/H, on queries,
-    keys and values that are linear in x; normalizes what each head has read, and maps all heads,
-    side by side, to the width F. `forward` and `step` are those of :class:`Mixer`; the state is a
-    :class:`LinearAttentionState` with S (B, H, C, M) and z (B, H, C), in float32 at least.
+    Computes :eq:`eq-causal-linear-attention` in each head of width D = M = F/H, with q, k and v
+    linear in x, and
+
+    .. math:: y_t = W_O^\top \mathrm{norm}(o_t)
+
+    for all heads, side by side. The state is a :class:`LinearAttentionState` with S (B, H, C, M)
+    and z (B, H, C).
 
     Parameters
     ----------
-    width : int
-        Width F of the inputs and of the outputs.
-    num_heads : int
-        Number H of heads; it divides the width.
+    width, num_heads : int
+        As for every :class:`Mixer`.
     feature_map : callable
         The map phi, (..., D) -> (..., C), applied to queries and keys. One that is an ``nn.Module``
         becomes part of this one.
     normalize : bool
         Divide by :math:`\phi(q)^\top z`.
 
-    Raises
-    ------
-    TypeError
-        If `width` or `num_heads` is no integer, `feature_map` is not callable, or `normalize`
-        neither True nor False.
-    ValueError
-        If `width` or `num_heads` is below 1, or `num_heads` does not divide `width`.
-
     Notes
     -----
-    The parameters are ``query``, ``key``, ``value`` and ``output``, four ``nn.Linear`` of F×F
-    without bias, initialized as torch does, and ``norm``, an ``nn.RMSNorm`` over the M channels of
-    one token and head, which looks at no other token and so is causal. It undoes any positive
-    factor: with a positive map, only its epsilon of 1e-5 tells whether `normalize` was True.
+    The parameters are ``query``, ``key``, ``value`` and ``output``, four ``nn.Linear`` of F×F, and
+    ``norm``, an ``nn.RMSNorm`` over the M channels of one token and head, which looks at no other
+    token and so is causal. It undoes any positive factor: with a positive map, only its epsilon of
+    1e-5 tells whether `normalize` was True.
 
     References
     ----------
@@ -122,13 +94,7 @@ class LinearAttention(_LinearMemory):
 
     Examples
     --------
-    >>> module = LinearAttention(width=8, num_heads=2)
-    >>> x = torch.randn(1, 5, 8)
-    >>> y, state = module(x[:, :4], return_state=True)      # the first four tokens in parallel
-    >>> y_t, state = module.step(x[:, 4], state)            # and one more
-    >>> torch.allclose(y_t, module(x)[:, 4], atol=1e-5)
-    True
-    >>> state.S.shape
+    >>> LinearAttention(width=8, num_heads=2).initial_state(1).S.shape
     torch.Size([1, 2, 4, 4])
     """
 
@@ -153,7 +119,7 @@ class LinearAttention(_LinearMemory):
 class LinearTransformerLayer(_LinearMemory):
     r"""A transformer layer with linear attention: an RNN whose state is S and z.
 
-    In each of H heads of width M = F/H, with a feature map phi of width C,
+    In each head of width M = F/H, with a feature map phi of width C,
 
     .. math::
 
@@ -165,33 +131,22 @@ class LinearTransformerLayer(_LinearMemory):
     (:eq:`eq-layer-state` to :eq:`eq-layer-output`). The heads stand side by side, so
     that what they read has the width F of x and can be added to it. The sublayer
     :math:`f_l(u) = \mathrm{norm}_2(u' + \mathrm{FFN}(u'))`, with
-    :math:`u' = \mathrm{norm}_1(u)`, sees each position by itself. `forward` computes all positions
-    in parallel, `step` one after the other; both are those of :class:`Mixer`. The state is a
-    :class:`LinearAttentionState` with S (B, H, C, M) and z (B, H, C), in float32 at least.
+    :math:`u' = \mathrm{norm}_1(u)`, sees each position by itself. The layer is a whole block
+    (``is_block``); its state is a :class:`LinearAttentionState` with S (B, H, C, M) and z
+    (B, H, C).
 
     Parameters
     ----------
-    width : int
-        Width F of the inputs and of the outputs.
-    num_heads : int
-        Number H of heads; it divides the width. With one head, S is (C, F).
+    width, num_heads : int
+        As for every :class:`Mixer`. With one head, S is (C, F).
     feature_map : callable
-        The map phi, (..., D) -> (..., C) with D = F/H, applied to queries and keys. One that is an
-        ``nn.Module`` becomes part of this one.
-
-    Raises
-    ------
-    TypeError
-        If `width` or `num_heads` is no integer, or `feature_map` is not callable.
-    ValueError
-        If `width` or `num_heads` is below 1, or `num_heads` does not divide `width`.
+        As in :class:`LinearAttention`.
 
     Notes
     -----
-    The parameters are ``query``, ``key`` and ``value``, three ``nn.Linear`` of F×F without bias;
-    ``norm_1`` and ``norm_2``, two ``nn.LayerNorm``; and ``feed_forward``, two ``nn.Linear`` with a
-    GELU and the width 4 F in between. All are initialized as torch does. The layer is a whole block
-    (``is_block``).
+    The parameters are ``query``, ``key`` and ``value``, three ``nn.Linear`` of F×F; ``norm_1`` and
+    ``norm_2``, two ``nn.LayerNorm``; and ``feed_forward``, two ``nn.Linear`` with bias, with a GELU
+    and the width 4 F in between.
 
     References
     ----------
@@ -200,6 +155,7 @@ class LinearTransformerLayer(_LinearMemory):
 
     Examples
     --------
+    >>> import torch
     >>> layer = LinearTransformerLayer(width=8, num_heads=2)
     >>> x = torch.randn(1, 5, 8)
     >>> state = layer.initial_state(1)

@@ -4,19 +4,21 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu, softplus
 
 from lesson_code import _arguments
-from lesson_code.torch.precision import accumulate
 from lesson_code.torch.mamba import selective_scan, state_space_dual
 from lesson_code.torch.modules._parts import (
     ShortConvolution,
     check_heads,
-    check_shapes,
+    check_state,
+    initial_step_bias,
     merge_heads,
     split_heads,
 )
 from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.precision import accumulate
 
 
 class SelectiveSSMState(NamedTuple):
@@ -27,11 +29,11 @@ class SelectiveSSMState(NamedTuple):
     tail : tensor, shape (B, 3, E)
         The last three inputs of the convolution, in the dtype of the parameters.
     h : tensor, shape (B, E, K)
-        Memory, in the accumulation dtype: float64 for float64, otherwise float32.
+        Memory, in float32 at least.
     """
 
-    tail: torch.Tensor
-    h: torch.Tensor
+    tail: Tensor
+    h: Tensor
 
 
 class StateSpaceDualState(NamedTuple):
@@ -42,11 +44,11 @@ class StateSpaceDualState(NamedTuple):
     tail : tensor, shape (B, 3, E + 2 K)
         The last three inputs of the convolution, in the dtype of the parameters.
     S : tensor, shape (B, H, K, P)
-        Memory of each head, in the accumulation dtype: float64 for float64, otherwise float32.
+        Memory of each head, in float32 at least.
     """
 
-    tail: torch.Tensor
-    S: torch.Tensor
+    tail: Tensor
+    S: Tensor
 
 
 class SelectiveSSM(Mixer):
@@ -62,24 +64,17 @@ class SelectiveSSM(Mixer):
         B_t = W_B^\top u_t \qquad C_t = W_C^\top u_t \\
         y &= \left(\mathrm{scan}(u, \Delta, A, B, C, D) \odot \mathrm{silu}(z)\right) W_O
 
-    with the scan of :eq:`eq-selective-scan` and :math:`A = -\exp(\text{log\_rate})`. `forward` and
-    `step` are those of :class:`Mixer`; the state is a :class:`SelectiveSSMState`.
+    with the scan of :eq:`eq-selective-scan` and :math:`A = -\exp(\text{log\_rate})`. The state is a
+    :class:`SelectiveSSMState`.
 
     Parameters
     ----------
     width : int
-        Width F of the inputs and of the outputs.
+        As for every :class:`Mixer`.
     state_width : int
         Numbers K of state in each channel.
     expand : int
         Channels E over the width F.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no integer.
-    ValueError
-        If an argument is below 1.
 
     Notes
     -----
@@ -97,12 +92,7 @@ class SelectiveSSM(Mixer):
 
     Examples
     --------
-    >>> module = SelectiveSSM(width=8)
-    >>> x = torch.randn(1, 5, 8)
-    >>> y, state = module(x[:, :4], return_state=True)      # the first four tokens in parallel
-    >>> y_t, state = module.step(x[:, 4], state)            # and one more
-    >>> torch.allclose(y_t, module(x)[:, 4], atol=1e-5)
-    True
+    >>> state = SelectiveSSM(width=8).initial_state(1)
     >>> state.tail.shape, state.h.shape
     (torch.Size([1, 3, 16]), torch.Size([1, 16, 16]))
     """
@@ -121,23 +111,20 @@ class SelectiveSSM(Mixer):
         self.output = nn.Linear(E, width, bias=False)
         nn.init.uniform_(self.step_size.weight, -(R**-0.5), R**-0.5)
         with torch.no_grad():
-            self.step_size.bias.copy_(_bias_of_steps(E))
+            self.step_size.bias.copy_(initial_step_bias(E))
 
-    def mix(
-        self, x: torch.Tensor, state: SelectiveSSMState | None
-    ) -> tuple[torch.Tensor, SelectiveSSMState]:
+    def mix(self, x: Tensor, state: SelectiveSSMState | None) -> tuple[Tensor, SelectiveSSMState]:
         E, K = self.inner_width, self.state_width
-        if state is not None:
-            check_shapes(state, SelectiveSSMState, (len(x), 3, E), (len(x), E, K))
+        check_state(state, SelectiveSSMState, (len(x), 3, E), (len(x), E, K))
         tail, h = state or (None, None)
         u, z = self.input(x).chunk(2, dim=-1)  # (B, N, E)
         u, tail = self.convolution(u, tail)
         low, B, C = self.select(u).split([self.rank, K, K], dim=-1)
-        delta, rate, *others = accumulate(self.step_size(low), self.log_rate, u, B, C, self.skip)
-        delta, A = nn.functional.softplus(delta), -rate.exp()
-        u, B, C, D = others
-        y, h = selective_scan(u, delta, A, B, C, D, initial_state=h, return_state=True)
-        return self.output(y.to(z.dtype) * nn.functional.silu(z)), SelectiveSSMState(tail, h)
+        delta, rate, u, B, C, D = accumulate(self.step_size(low), self.log_rate, u, B, C, self.skip)
+        y, h = selective_scan(
+            u, softplus(delta), -rate.exp(), B, C, D, initial_state=h, return_state=True
+        )
+        return self.output(y.to(z.dtype) * silu(z)), SelectiveSSMState(tail, h)
 
 
 class StateSpaceDual(Mixer):
@@ -155,26 +142,16 @@ class StateSpaceDual(Mixer):
         y &= \mathrm{norm}(v \odot \mathrm{silu}(z)) W_O
 
     where dual is :eq:`eq-state-space-dual` and Δ, :math:`A = -\exp(\text{log\_rate})` and D are
-    numbers for each head. `forward` and `step` are those of :class:`Mixer`; the state is a
-    :class:`StateSpaceDualState`.
+    numbers for each head. The state is a :class:`StateSpaceDualState`.
 
     Parameters
     ----------
-    width : int
-        Width F of the inputs and of the outputs.
-    num_heads : int
-        Number H of heads; it divides the width.
+    width, num_heads : int
+        As for every :class:`Mixer`.
     state_width : int
         Numbers K of state for each channel: 64 or 128 in the paper's models.
     expand : int
         Channels E over the width F.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no integer.
-    ValueError
-        If an argument is below 1, or `num_heads` does not divide `width`.
 
     Notes
     -----
@@ -192,12 +169,7 @@ class StateSpaceDual(Mixer):
 
     Examples
     --------
-    >>> module = StateSpaceDual(width=8, num_heads=2, state_width=4)
-    >>> x = torch.randn(1, 5, 8)
-    >>> y, state = module(x[:, :4], return_state=True)      # the first four tokens in parallel
-    >>> y_t, state = module.step(x[:, 4], state)            # and one more
-    >>> torch.allclose(y_t, module(x)[:, 4], atol=1e-5)
-    True
+    >>> state = StateSpaceDual(width=8, num_heads=2, state_width=4).initial_state(1)
     >>> state.tail.shape, state.S.shape
     (torch.Size([1, 3, 24]), torch.Size([1, 2, 4, 8]))
     """
@@ -211,19 +183,17 @@ class StateSpaceDual(Mixer):
         self.inner_width = E = width * _arguments.check_integer("expand", expand, minimum=1)
         self.input = nn.Linear(width, 2 * E + 2 * K + H, bias=False)
         self.convolution = ShortConvolution(E + 2 * K)
-        self.step_bias = nn.Parameter(_bias_of_steps(H))
+        self.step_bias = nn.Parameter(initial_step_bias(H))
         self.log_rate = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
         self.skip = nn.Parameter(torch.ones(H))
         self.norm = nn.Parameter(torch.ones(E))
         self.output = nn.Linear(E, width, bias=False)
 
     def mix(
-        self, x: torch.Tensor, state: StateSpaceDualState | None
-    ) -> tuple[torch.Tensor, StateSpaceDualState]:
+        self, x: Tensor, state: StateSpaceDualState | None
+    ) -> tuple[Tensor, StateSpaceDualState]:
         H, E, K = self.num_heads, self.inner_width, self.state_width
-        if state is not None:
-            tail_shape = len(x), 3, E + 2 * K
-            check_shapes(state, StateSpaceDualState, tail_shape, (len(x), H, K, E // H))
+        check_state(state, StateSpaceDualState, (len(x), 3, E + 2 * K), (len(x), H, K, E // H))
         tail, S = state or (None, None)
         z, uBC, delta = self.input(x).split([E, E + 2 * K, H], dim=-1)
         uBC, tail = self.convolution(uBC, tail)
@@ -231,20 +201,13 @@ class StateSpaceDual(Mixer):
         delta, bias, rate, u, B, C, D, z = accumulate(
             delta, self.step_bias, self.log_rate, u, B, C, self.skip, z
         )
-        delta = nn.functional.softplus(delta + bias).mT  # (B, H, N)
+        delta = softplus(delta + bias).mT  # (B, H, N)
         log_decay = -rate.exp()[:, None] * delta
         u = split_heads(u, H)  # (B, H, N, P)
         B, C = B[:, None], C[:, None]  # (B, 1, N, K): the same for all heads
         v, S = state_space_dual(
             delta[..., None] * u, log_decay, B, C, initial_state=S, return_state=True
         )
-        v = merge_heads(v + D[:, None, None] * u) * nn.functional.silu(z)  # (B, N, E)
-        # What was read may be too large for half precision: it is rounded only after the norm.
-        v = nn.functional.rms_norm(v, (E,), eps=1e-5).to(self.norm.dtype)
+        v = merge_heads(v + D[:, None, None] * u) * silu(z)  # (B, N, E)
+        v = rms_norm(v, (E,), eps=1e-5).to(self.norm.dtype)
         return self.output(self.norm * v), StateSpaceDualState(tail, S)
-
-
-def _bias_of_steps(size):
-    """Numbers whose softplus is between 0.001 and 0.1, evenly on a logarithmic scale."""
-    steps = torch.empty(size).uniform_(math.log(0.001), math.log(0.1)).exp()
-    return steps + (-torch.expm1(-steps)).log()

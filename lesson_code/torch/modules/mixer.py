@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lesson_code import _arguments
 
@@ -13,9 +13,7 @@ class Mixer(nn.Module):
 
     A subclass writes one method, ``mix(x, state) -> (y, state)`` for x (B, N, F), where a state of
     None is the start. `forward`, `step` and `initial_state` follow from it. Where one token can be
-    had for less than a sequence of length 1, it also writes ``mix_one(x_t, state)`` for (B, F), and
-    where for less still if the old state need not be kept, ``mix_one_(x_t, state)``, which
-    generating calls.
+    had for less than a sequence of length 1, it also writes ``mix_one(x_t, state)`` for (B, F).
 
     Parameters
     ----------
@@ -28,19 +26,20 @@ class Mixer(nn.Module):
         Whether the module is a whole block with its own residual and feed-forward sublayer, which
         :class:`LanguageModel` takes as it is. False unless a class sets it.
 
-    Raises
-    ------
-    TypeError
-        If `width` is no integer.
-    ValueError
-        If `width` is below 1.
-
     Notes
     -----
-    A state is a tensor or a tuple of tensors, and neither `forward` nor `step` changes one in
-    place: whoever holds it can continue from it again. It carries gradients, unless it was made
-    under ``torch.no_grad``; ``type(state)(*(x.detach() for x in state))`` cuts them off. All
-    sequences of a batch are equally long.
+    This holds for all modules. `num_heads` is the number H of heads; it divides the width. Linear
+    maps have no bias and are initialized as torch does, unless the module says otherwise.
+
+    A state is a tensor or a tuple of tensors, in which a memory is kept in float32 at least. What
+    is read from it is rounded to the dtype of the parameters only after a norm, as it may be too
+    large for half precision. Neither `forward` nor `step` changes a state in place: whoever holds
+    it can continue from it again. It carries gradients, unless it was made under
+    ``torch.no_grad``; ``type(state)(*(x.detach() for x in state))`` cuts them off. All sequences of
+    a batch are equally long.
+
+    An argument of another type, inputs of another dtype than the parameters', or a state of another
+    kind than the module's raise TypeError; sizes and shapes that do not fit raise ValueError.
 
     Examples
     --------
@@ -54,13 +53,13 @@ class Mixer(nn.Module):
     ...             state = x.new_zeros(len(x), self.width)
     ...         return state[:, None] + x.cumsum(dim=1), state + x.sum(dim=1)
     >>> module = RunningSum(width=1)
-    >>> module(torch.tensor([[[1.0], [2.0], [3.0]]])).flatten().tolist()
+    >>> x = torch.tensor([[[1.0], [2.0], [3.0]]])
+    >>> module(x).flatten().tolist()
     [1.0, 3.0, 6.0]
-    >>> state = module.initial_state(1)
-    >>> y_t, state = module.step(torch.tensor([[1.0]]), state)
-    >>> y_t, state = module.step(torch.tensor([[2.0]]), state)
+    >>> y, state = module(x[:, :2], return_state=True)      # the first two tokens in parallel
+    >>> y_t, state = module.step(x[:, 2], state)            # and one more
     >>> y_t.item()
-    3.0
+    6.0
     """
 
     is_block = False
@@ -70,8 +69,8 @@ class Mixer(nn.Module):
         self.width = _arguments.check_integer("width", width, minimum=1)
 
     def forward(
-        self, x: torch.Tensor, *, state: Any = None, return_state: bool = False
-    ) -> torch.Tensor | tuple[torch.Tensor, Any]:
+        self, x: Tensor, *, state: Any = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, Any]:
         """Read a sequence in parallel.
 
         Parameters
@@ -89,20 +88,13 @@ class Mixer(nn.Module):
             Outputs; each depends on the inputs up to its own position.
         state
             With ``return_state=True``.
-
-        Raises
-        ------
-        TypeError
-            If `x` is no tensor of the parameters' dtype, or `state` not of this module's kind.
-        ValueError
-            If `x` is not (B, N, F), or `state` does not fit it.
         """
         self._check("x", x, "B, N")
         _arguments.check_flags(return_state=return_state)
         y, state = self.mix(x, state)
         return (y, state) if return_state else y
 
-    def step(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+    def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Read one token.
 
         Parameters
@@ -118,13 +110,6 @@ class Mixer(nn.Module):
             Output, the same as `forward` gives at this position.
         state
             The new state.
-
-        Raises
-        ------
-        TypeError
-            If `x_t` is no tensor of the parameters' dtype, or `state` not of this module's kind.
-        ValueError
-            If `x_t` is not (B, F), or `state` does not fit it.
         """
         self._check("x_t", x_t, "B")
         if state is None:
@@ -143,37 +128,21 @@ class Mixer(nn.Module):
         -------
         state
             On the device of the parameters, in the dtype that belongs to theirs.
-
-        Raises
-        ------
-        TypeError
-            If `batch_size` is no integer.
-        ValueError
-            If `batch_size` is negative.
         """
         batch_size = _arguments.check_integer("batch_size", batch_size, minimum=0)
         nothing = next(self.parameters()).new_zeros(batch_size, 0, self.width)
         with torch.no_grad():
             return self.mix(nothing, None)[1]
 
-    def mix(self, x: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+    def mix(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         raise NotImplementedError(f"{type(self).__name__} needs a method mix(x, state).")
 
-    def mix_one(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+    def mix_one(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mix(x_t[:, None], state)
         return y[:, 0], state
 
-    def mix_one_(self, x_t: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
-        return self.step(x_t, state)
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        super().__init_subclass__(**settings)
-        # Who mixes in another way than the parent does not inherit its way in place.
-        if {"mix", "mix_one", "step"} & vars(cls).keys() and "mix_one_" not in vars(cls):
-            cls.mix_one_ = Mixer.mix_one_  # type: ignore[method-assign]
-
     def _check(self, name, x, leading):
-        _arguments.check_arrays(torch.Tensor, **{name: x})
+        _arguments.check_arrays(Tensor, **{name: x})
         if x.ndim != len(leading.split(", ")) + 1 or x.shape[-1] != self.width:
             raise ValueError(
                 f"{name} must have shape ({leading}, {self.width}), got {tuple(x.shape)}."

@@ -3,16 +3,16 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lesson_code.torch.precision import accumulate
-from lesson_code.torch.modules._parts import check_heads, check_shapes, split_heads
+from lesson_code.torch.modules._parts import check_heads, check_state, split_heads, turn
 from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.precision import accumulate
 from lesson_code.torch.retention import retention
 
 
 class RetentionState(NamedTuple):
-    """What retention remembers: the memory of each head, and how many tokens it has read.
+    """What :class:`Retention` remembers: the memory, and how many tokens it has read.
 
     Both are in the accumulation dtype: float64 for a module in float64, otherwise float32.
 
@@ -24,48 +24,35 @@ class RetentionState(NamedTuple):
         Number of tokens so far, by which the next query and key are rotated.
     """
 
-    S: torch.Tensor
-    position: torch.Tensor
+    S: Tensor
+    position: Tensor
 
 
 class Retention(Mixer):
     r"""Causal multi-scale retention, the mixer of RetNet.
 
     Computes :eq:`eq-retnet-layer`: queries and keys that are linear in x, each rotated by its
-    position, keys divided by :math:`\sqrt D`; in each of H heads of width D = M = F/H the
-    recurrence :eq:`eq-retention` with a decay of its own, :math:`\gamma_h = 1 - 2^{-5-h}`
-    (:eq:`eq-retention-decays`); a norm for each head, a gate, and an output projection. `forward`
-    and `step` are those of :class:`Mixer`; the state is a :class:`RetentionState`.
+    position, keys divided by :math:`\sqrt D`; in each head of width D = M = F/H the recurrence
+    :eq:`eq-retention` with a decay of its own, :math:`\gamma_h = 1 - 2^{-5-h}`
+    (:eq:`eq-retention-decays`); then
 
-    Parameters
-    ----------
-    width : int
-        Width F of the inputs and of the outputs.
-    num_heads : int
-        Number H of heads; it divides the width.
+    .. math:: y_t = W_O^\top \left(\mathrm{silu}(W_G^\top x_t) \odot \mathrm{norm}(o_t)\right)
 
-    Raises
-    ------
-    TypeError
-        If `width` or `num_heads` is no integer.
-    ValueError
-        If `width` or `num_heads` is below 1, or `num_heads` does not divide `width`.
+    The state is a :class:`RetentionState`.
 
     Notes
     -----
     The parameters are ``query``, ``key``, ``value``, ``gate`` and ``output``, five ``nn.Linear`` of
-    F×F without bias, with Xavier's uniform initialization and the gains :math:`2^{-2.5}` and, for
-    the output, 1/2. The buffer ``forgetting`` holds :math:`1 - \gamma_h`, powers of two, which
-    every dtype can hold where :math:`\gamma_h` would be rounded to 1. The norm divides by the root
-    mean square over the M channels of one token and head, with an epsilon of 1e-6. It has no
-    weight, which ``output`` can take over.
+    F×F, with Xavier's uniform initialization and the gains :math:`2^{-2.5}` and, for the output,
+    1/2. The buffer ``forgetting`` holds :math:`1 - \gamma_h`, powers of two, which every dtype can
+    hold where :math:`\gamma_h` would be rounded to 1. The norm divides by the root mean square over
+    the M channels of one token and head, with an epsilon of 1e-6. It has no weight, which
+    ``output`` can take over.
 
     Channels 2i and 2i + 1 of queries and keys are a plane. The planes turn by angles from 1 down to
     1/10000 for each position, in geometric progression; with an odd D the last channel stays as it
-    is. Positions are counted in float32, for a module in float64 in float64: beyond some 100,000
-    tokens the angles lose digits, as everywhere where positions are rotated.
-
-    In the paper's larger models values and gates are twice as wide.
+    is. Beyond some 100,000 tokens the angles lose digits in float32, as everywhere where positions
+    are rotated. In the paper's larger models values and gates are twice as wide.
 
     References
     ----------
@@ -74,54 +61,36 @@ class Retention(Mixer):
     Examples
     --------
     >>> module = Retention(width=8, num_heads=2)
-    >>> x = torch.randn(1, 5, 8)
-    >>> y, state = module(x[:, :4], return_state=True)      # the first four tokens in parallel
-    >>> y_t, state = module.step(x[:, 4], state)            # and one more
-    >>> torch.allclose(y_t, module(x)[:, 4], atol=1e-5)
-    True
+    >>> _, state = module(torch.randn(1, 5, 8), return_state=True)
     >>> state.S.shape, state.position.tolist()
     (torch.Size([1, 2, 4, 4]), [5.0])
     """
 
-    forgetting: torch.Tensor
+    forgetting: Tensor
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__(width)
         self.num_heads = check_heads(width, num_heads)
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
-        self.gate = nn.Linear(width, width, bias=False)
-        self.output = nn.Linear(width, width, bias=False)
+        self.query, self.key, self.value, self.gate, self.output = (
+            nn.Linear(width, width, bias=False) for _ in range(5)
+        )
         self.register_buffer("forgetting", 2.0 ** (-5 - torch.arange(self.num_heads)))
         for linear in (self.query, self.key, self.value, self.gate):
             nn.init.xavier_uniform_(linear.weight, gain=2**-2.5)
         nn.init.xavier_uniform_(self.output.weight, gain=2**-1)
 
-    def mix(
-        self, x: torch.Tensor, state: RetentionState | None
-    ) -> tuple[torch.Tensor, RetentionState]:
-        B, N, F = x.shape
-        D = F // self.num_heads
-        q, k, v = (
-            split_heads(linear(x), self.num_heads)  # (B, H, N, D)
-            for linear in (self.query, self.key, self.value)
-        )
-        q, k, v = accumulate(q, k, v)
-        if state is None:
-            state = RetentionState(q.new_zeros(B, self.num_heads, D, D), q.new_zeros(B))
-        check_shapes(state, RetentionState, (B, self.num_heads, D, D), (B,))
-        start = state.position.to(q.dtype)
+    def mix(self, x: Tensor, state: RetentionState | None) -> tuple[Tensor, RetentionState]:
+        (B, N, F), H = x.shape, self.num_heads
+        D = F // H
+        check_state(state, RetentionState, (B, H, D, D), (B,))
+        maps = self.query, self.key, self.value
+        q, k, v = accumulate(*(split_heads(f(x), H) for f in maps))  # (B, H, N, D)
+        S, start = state or (None, q.new_zeros(B))
+        start = start.to(q.dtype)
         position = start[:, None] + torch.arange(N, dtype=q.dtype, device=x.device)  # (B, N)
-        read, S = retention(
-            _rotate(q, position),
-            _rotate(k * D**-0.5, position),
-            v,
-            1 - self.forgetting.to(q.dtype),
-            initial_state=state.S,
-            return_state=True,
-        )
-        # What is read may be too large for half precision: it is rounded only after the norm.
+        q, k = _rotate(q, position), _rotate(k * D**-0.5, position)
+        decay = 1 - self.forgetting.to(q.dtype)
+        read, S = retention(q, k, v, decay, initial_state=S, return_state=True)
         read = nn.functional.rms_norm(read.transpose(1, 2), (D,), eps=1e-6).flatten(-2)
         y = self.output(nn.functional.silu(self.gate(x)) * read.to(x.dtype))
         return y, RetentionState(S, start + N)
@@ -132,8 +101,5 @@ def _rotate(x, position):
     planes = x.shape[-1] // 2
     slowness = torch.linspace(0, 1, planes, dtype=x.dtype, device=x.device)
     angle = position[:, None, :, None] * 10000.0**-slowness  # (B, 1, N, D/2)
-    a, b = x[..., 0 : 2 * planes : 2], x[..., 1 : 2 * planes : 2]
-    turned = torch.stack(
-        [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1
-    )
-    return torch.cat([turned.flatten(-2), x[..., 2 * planes :]], dim=-1)
+    turned = turn(x[..., 0 : 2 * planes : 2], x[..., 1 : 2 * planes : 2], angle)
+    return torch.cat([torch.stack(turned, dim=-1).flatten(-2), x[..., 2 * planes :]], dim=-1)

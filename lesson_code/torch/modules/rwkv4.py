@@ -4,14 +4,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lesson_code import _arguments
 from lesson_code.torch.engines.fading import fading
-from lesson_code.torch.modules._parts import check_shapes
+from lesson_code.torch.modules._parts import check_state, shift
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
-from lesson_code.torch.rwkv4 import shifted
 from lesson_code.torch.wkv import WKVState, begin
 
 
@@ -26,10 +25,10 @@ class RWKV4State(NamedTuple):
         The memory, a :class:`WKVState`, in float32 at least.
     """
 
-    last: torch.Tensor
-    numerator: torch.Tensor
-    denominator: torch.Tensor
-    maximum: torch.Tensor
+    last: Tensor
+    numerator: Tensor
+    denominator: Tensor
+    maximum: Tensor
 
 
 class RWKV4BlockState(NamedTuple):
@@ -45,11 +44,11 @@ class RWKV4BlockState(NamedTuple):
         The last input of the channel mix, after its norm.
     """
 
-    time_last: torch.Tensor
-    numerator: torch.Tensor
-    denominator: torch.Tensor
-    maximum: torch.Tensor
-    channel_last: torch.Tensor
+    time_last: Tensor
+    numerator: Tensor
+    denominator: Tensor
+    maximum: Tensor
+    channel_last: Tensor
 
 
 class RWKV4TimeMix(Mixer):
@@ -57,31 +56,22 @@ class RWKV4TimeMix(Mixer):
 
     Computes :eq:`eq-time-mix`. Key, value and receptance each look at a mixture of x_t and x_{t-1}
     of their own, with fixed shares (:eq:`eq-token-shift`). There are no heads, as every channel has
-    its own weights. `forward` and `step` are those of :class:`Mixer`; the state is an
-    :class:`RWKV4State`.
+    its own weights. The state is an :class:`RWKV4State`.
 
     Parameters
     ----------
     width : int
-        Width F of the inputs and of the outputs.
+        As for every :class:`Mixer`.
     layer : int
         Which of the layers this is, from 0: the initial decays and shares depend on it.
     num_layers : int
         Number of layers.
 
-    Raises
-    ------
-    TypeError
-        If an argument is no integer.
-    ValueError
-        If `width` or `num_layers` is below 1, or `layer` is negative or not below `num_layers`.
-
     Notes
     -----
     The parameters: ``mix_key``, ``mix_value`` and ``mix_receptance`` (F,), the share of the current
     token; ``log_rate`` (F,), the logarithm of the decay, :math:`w = e^{\mathrm{log\_rate}} > 0`;
-    ``bonus`` (F,); and ``key``, ``value``, ``receptance`` and ``output``, four ``nn.Linear`` of F×F
-    without bias.
+    ``bonus`` (F,); and ``key``, ``value``, ``receptance`` and ``output``, ``nn.Linear`` of F×F.
 
     They begin as in the code of RWKV-4. Decays go from :math:`w = e^{-5}`, a memory of 148 tokens,
     in the first channel to :math:`e^3`, in which only the token before has weight, in the last. In
@@ -95,12 +85,8 @@ class RWKV4TimeMix(Mixer):
 
     Examples
     --------
-    >>> module = RWKV4TimeMix(width=8)
     >>> x = torch.randn(1, 5, 8)
-    >>> y, state = module(x[:, :4], return_state=True)      # the first four tokens in parallel
-    >>> y_t, state = module.step(x[:, 4], state)            # and one more
-    >>> torch.allclose(y_t, module(x)[:, 4], atol=1e-5)
-    True
+    >>> _, state = RWKV4TimeMix(width=8)(x, return_state=True)
     >>> torch.equal(state.last, x[:, 4])
     True
     """
@@ -123,49 +109,37 @@ class RWKV4TimeMix(Mixer):
         for linear in (self.key, self.receptance, self.output):
             nn.init.zeros_(linear.weight)
 
-    def mix(self, x: torch.Tensor, state: RWKV4State | None) -> tuple[torch.Tensor, RWKV4State]:
-        if state is not None:
-            check_shapes(state, RWKV4State, *[(len(x), self.width)] * 4)
-        last, memory = (_zeros_before(x), None) if state is None else _split(state)
-        k = self.key(shifted(x, last, self.mix_key))
-        v = self.value(shifted(x, last, self.mix_value))
-        r = self.receptance(shifted(x, last, self.mix_receptance))
-
+    def mix(self, x: Tensor, state: RWKV4State | None) -> tuple[Tensor, RWKV4State]:
+        check_state(state, RWKV4State, *[(len(x), self.width)] * 4)
+        last, memory = (None, None) if state is None else (state.last, WKVState(*state[1:]))
+        before, last = shift(x, last)
+        mixes = self.mix_key, self.mix_value, self.mix_receptance
+        x_k, x_v, x_r = (mix * x + (1 - mix) * before for mix in mixes)
+        r, k, v = self.receptance(x_r), self.key(x_k), self.value(x_v)
         r, k, v, log_rate, bonus = accumulate(r, k, v, self.log_rate, self.bonus)
         memory = begin(memory, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):
             read, memory = fading(None, k, v, log_rate.exp(), bonus, memory)
         y = self.output((r.sigmoid() * read).to(self.output.weight.dtype))
-        return y, RWKV4State(_last(x, last), *memory)
+        return y, RWKV4State(last, *memory)
 
 
 class RWKV4ChannelMix(Mixer):
     r"""The channel mix of RWKV-4: a feed-forward sublayer that also sees the token before.
 
-    Computes :eq:`eq-channel-mix`, with 4 F hidden channels and the square of the ReLU. `forward`
-    and `step` are those of :class:`Mixer`; the state is the last input (B, F).
+    Computes :eq:`eq-channel-mix`, with 4 F hidden channels and the square of the ReLU. The state is
+    the last input (B, F).
 
     Parameters
     ----------
-    width : int
-        Width F of the inputs and of the outputs.
-    layer : int
-        Which of the layers this is, from 0: the initial shares depend on it.
-    num_layers : int
-        Number of layers.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no integer.
-    ValueError
-        If `width` or `num_layers` is below 1, or `layer` is negative or not below `num_layers`.
+    width, layer, num_layers : int
+        As in :class:`RWKV4TimeMix`.
 
     Notes
     -----
     The parameters: ``mix_key`` and ``mix_receptance`` (F,), the share of the current token; and
-    ``key``, F to 4 F, ``value``, 4 F to F, and ``receptance``, F to F, three ``nn.Linear`` without
-    bias. They begin as in the code of RWKV-4, ``value`` and ``receptance`` at 0.
+    ``key``, F to 4 F, ``value``, 4 F to F, and ``receptance``, F to F, three ``nn.Linear``. They
+    begin as in the code of RWKV-4, ``value`` and ``receptance`` at 0.
 
     References
     ----------
@@ -173,11 +147,8 @@ class RWKV4ChannelMix(Mixer):
 
     Examples
     --------
-    >>> module = RWKV4ChannelMix(width=8)
-    >>> x = torch.randn(1, 5, 8)
-    >>> y, state = module(x, return_state=True)
-    >>> torch.equal(state, x[:, 4])
-    True
+    >>> RWKV4ChannelMix(width=8).initial_state(1).shape
+    torch.Size([1, 8])
     """
 
     def __init__(self, width: int, *, layer: int = 0, num_layers: int = 1) -> None:
@@ -192,17 +163,12 @@ class RWKV4ChannelMix(Mixer):
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.receptance.weight)
 
-    def mix(self, x: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        if state is not None:
-            _arguments.check_arrays(torch.Tensor, state=state)
-            if state.shape != (len(x), self.width):
-                raise ValueError(
-                    f"state must have shape ({len(x)}, {self.width}), got {tuple(state.shape)}."
-                )
-        last = _zeros_before(x) if state is None else state
-        hidden = self.key(shifted(x, last, self.mix_key)).relu().square()  # (B, N, 4 F)
-        gate = self.receptance(shifted(x, last, self.mix_receptance)).sigmoid()
-        return gate * self.value(hidden), _last(x, last)
+    def mix(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        check_state(state, Tensor, (len(x), self.width))
+        before, last = shift(x, state)
+        x_k, x_r = (mix * x + (1 - mix) * before for mix in (self.mix_key, self.mix_receptance))
+        hidden = self.key(x_k).relu().square()  # (B, N, 4 F)
+        return self.receptance(x_r).sigmoid() * self.value(hidden), last
 
 
 class RWKV4Block(Mixer):
@@ -214,25 +180,12 @@ class RWKV4Block(Mixer):
         y &= u + \mathrm{ChannelMix}(\mathrm{norm}_2(u))
 
     In the first block x is normed once before (``norm_0``), as embeddings of RWKV begin close to 0.
-    `forward` and `step` are those of :class:`Mixer`; the state is an :class:`RWKV4BlockState`, with
-    the *normed* last inputs of both sublayers.
+    The state is an :class:`RWKV4BlockState`, with the *normed* last inputs of both sublayers.
 
     Parameters
     ----------
-    width : int
-        Width F of the inputs and of the outputs.
-    layer : int
-        Which of the blocks this is, from 0. The initial decays and shares depend on it; block 0 has
-        the additional norm.
-    num_layers : int
-        Number of blocks.
-
-    Raises
-    ------
-    TypeError
-        If an argument is no integer.
-    ValueError
-        If `width` or `num_layers` is below 1, or `layer` is negative or not below `num_layers`.
+    width, layer, num_layers : int
+        As in :class:`RWKV4TimeMix`.
 
     Notes
     -----
@@ -250,13 +203,8 @@ class RWKV4Block(Mixer):
 
     >>> from lesson_code.torch.modules import LanguageModel
     >>> model = LanguageModel(10, 8, mixers=[RWKV4Block, RWKV4Block])
-    >>> block = model.blocks[0]
-    >>> x = torch.randn(1, 5, 8)
-    >>> state = block.initial_state(1)
-    >>> for x_t in x.unbind(dim=1):
-    ...     y_t, state = block.step(x_t, state)             # as an RNN
-    >>> torch.allclose(y_t, block(x)[:, 4], atol=1e-5)      # in parallel
-    True
+    >>> [block.norm_0 is not None for block in model.blocks]
+    [True, False]
     """
 
     is_block = True
@@ -269,13 +217,11 @@ class RWKV4Block(Mixer):
         self.norm_1 = nn.LayerNorm(width)
         self.norm_2 = nn.LayerNorm(width)
 
-    def mix(
-        self, x: torch.Tensor, state: RWKV4BlockState | None
-    ) -> tuple[torch.Tensor, RWKV4BlockState]:
+    def mix(self, x: Tensor, state: RWKV4BlockState | None) -> tuple[Tensor, RWKV4BlockState]:
         time_state: RWKV4State | None = None
-        channel_state: torch.Tensor | None = None
+        channel_state: Tensor | None = None
+        check_state(state, RWKV4BlockState, *[(len(x), self.width)] * 5)
         if state is not None:
-            check_shapes(state, RWKV4BlockState, *[(len(x), self.width)] * 5)
             time_state, channel_state = RWKV4State(*state[:-1]), state.channel_last
         if self.norm_0 is not None:
             x = self.norm_0(x)
@@ -293,18 +239,3 @@ def _ratios(width, layer, num_layers):
         raise ValueError(f"layer must be below num_layers, {num_layers}, got {layer}.")
     part = torch.arange(width) / width
     return part, 1 - layer / num_layers, layer / max(num_layers - 1, 1)
-
-
-def _zeros_before(x):
-    """The input before the first."""
-    return x.new_zeros(len(x), x.shape[-1])
-
-
-def _last(x, last):
-    """The last input, which is the one before where there is none."""
-    return torch.cat([last[:, None].to(x.dtype), x], dim=1)[:, -1].clone()
-
-
-def _split(state):
-    """The last input and the memory."""
-    return state.last, WKVState(*state[1:])

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lesson_code.torch.precision import accumulate
-from lesson_code.torch.modules._parts import check_heads, check_shapes, split_heads
+from lesson_code.torch.modules._parts import check_heads, check_state, shift, split_heads
 from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.precision import accumulate
 from lesson_code.torch.rwkv6 import rwkv6
 
 MIX_RANK, DECAY_RANK = 32, 64  # at most; a small width needs less
@@ -15,7 +15,7 @@ MIXED = 5  # the decay, keys, values, receptances and gates look at a mixture ea
 
 
 class RWKV6State(NamedTuple):
-    """What the time mix of RWKV-6 remembers.
+    """What :class:`RWKV6TimeMix` remembers.
 
     Parameters
     ----------
@@ -25,35 +25,23 @@ class RWKV6State(NamedTuple):
         Memory, in float32 at least.
     """
 
-    last: torch.Tensor
-    S: torch.Tensor
+    last: Tensor
+    S: Tensor
 
 
 class RWKV6TimeMix(Mixer):
     r"""The time mix of RWKV-6 (Finch).
 
-    What is remembered and read is :eq:`eq-rwkv6`, in H heads of width D = F/H. Receptance r, key,
-    value, gate and decay each look at a mixture of x_t and x_{t-1} of their own, which depends on
+    What is remembered and read is :eq:`eq-rwkv6`, in heads of width D = F/H. Receptance r, key,
+    value, gate g and decay each look at a mixture of x_t and x_{t-1} of their own, which depends on
     the token (:eq:`eq-rwkv6-mix`), and the decay depends on its mixture :math:`x^w`:
 
-    .. math:: \alpha_t = \exp(-\exp(w_0 + W_2^\top \tanh(W_1^\top x^w_t)))
+    .. math::
 
-    What each head has read is normalized, multiplied by the SiLU of the gate, and mapped to the
-    width F. `forward` and `step` are those of :class:`Mixer`; the state is an :class:`RWKV6State`.
+        \alpha_t &= \exp(-\exp(w_0 + W_2^\top \tanh(W_1^\top x^w_t))) \\
+        y_t &= W_O^\top \left(\mathrm{norm}(o_t) \odot \mathrm{silu}(g_t)\right)
 
-    Parameters
-    ----------
-    width : int
-        Width F of the inputs and of the outputs.
-    num_heads : int
-        Number H of heads; it divides the width.
-
-    Raises
-    ------
-    TypeError
-        If `width` or `num_heads` is no integer.
-    ValueError
-        If `width` or `num_heads` is below 1, or `num_heads` does not divide `width`.
+    The state is an :class:`RWKV6State`.
 
     Notes
     -----
@@ -66,9 +54,8 @@ class RWKV6TimeMix(Mixer):
     B = ``shares_up`` (5, 32, F), and a mixture :math:`\bar x_t` of its own, with the share
     ``first_share`` (F,). ``decay_base`` (F,), ``decay_down`` (F, 64) and ``decay_up`` (64, F) are
     :math:`w_0`, :math:`W_1` and :math:`W_2`; the ranks 32 and 64 are at most F. ``bonus`` is
-    (H, D). ``receptance``, ``key``, ``value``, ``gate`` and ``output`` are ``nn.Linear`` of F×F
-    without bias. ``norm`` has the weight and bias of a group norm that sees one token and head at a
-    time.
+    (H, D). ``receptance``, ``key``, ``value``, ``gate`` and ``output`` are ``nn.Linear`` of F×F.
+    ``norm`` has the weight and bias of a group norm that sees one token and head at a time.
 
     All begin as in the first layer of RWKV-6: A, :math:`W_1` and ``output`` at 0, so that at first
     neither shares nor decays depend on the token; decays from :math:`\exp(-e^{-6})`, a memory of
@@ -84,12 +71,7 @@ class RWKV6TimeMix(Mixer):
 
     Examples
     --------
-    >>> module = RWKV6TimeMix(width=8, num_heads=2)
-    >>> x = torch.randn(1, 5, 8)
-    >>> y, state = module(x[:, :4], return_state=True)      # the first four tokens in parallel
-    >>> y_t, state = module.step(x[:, 4], state)            # and one more
-    >>> torch.allclose(y_t, module(x)[:, 4], atol=1e-5)
-    True
+    >>> state = RWKV6TimeMix(width=8, num_heads=2).initial_state(1)
     >>> state.last.shape, state.S.shape
     (torch.Size([1, 8]), torch.Size([1, 2, 4, 4]))
     """
@@ -123,26 +105,22 @@ class RWKV6TimeMix(Mixer):
         zigzag = 0.1 * ((channel + 1) % 3 - 1)
         self.bonus = nn.Parameter(zigzag.unflatten(0, (self.num_heads, -1)))
 
-    def mix(self, x: torch.Tensor, state: RWKV6State | None) -> tuple[torch.Tensor, RWKV6State]:
-        B, H, D = len(x), self.num_heads, self.width // self.num_heads
-        if state is None:
-            (like,) = accumulate(x)
-            state = RWKV6State(x.new_zeros(B, self.width), like.new_zeros(B, H, D, D))
-        check_shapes(state, RWKV6State, (B, self.width), (B, H, D, D))
-        with_last = torch.cat([state.last[:, None].to(x.dtype), x], dim=1)  # (B, 1 + N, F)
-        x_w, x_k, x_v, x_r, x_g = self._mixtures(x, with_last[:, :-1] - x)
+    def mix(self, x: Tensor, state: RWKV6State | None) -> tuple[Tensor, RWKV6State]:
+        (B, _, F), H = x.shape, self.num_heads
+        D = F // H
+        check_state(state, RWKV6State, (B, F), (B, H, D, D))
+        last, S = state or (None, None)
+        before, last = shift(x, last)
+        x_w, x_k, x_v, x_r, x_g = self._mixtures(x, before - x)
 
         raw = self.decay_base + torch.tanh(x_w @ self.decay_down) @ self.decay_up
         heads = (self.receptance(x_r), self.key(x_k), self.value(x_v), raw)
         r, k, v, raw, bonus = accumulate(*(split_heads(a, H) for a in heads), self.bonus)
-        log_decay = -raw.exp()
-        read, S = rwkv6(r, k, v, log_decay, bonus, initial_state=state.S, return_state=True)
+        read, S = rwkv6(r, k, v, -raw.exp(), bonus, initial_state=S, return_state=True)
 
-        # What is read may be too large for half precision: it is rounded only after the norm.
         read = nn.functional.layer_norm(read.transpose(1, 2), (D,), eps=self.norm.eps)
         read = self.norm.weight * read.flatten(-2).to(self.norm.weight.dtype) + self.norm.bias
-        y = self.output(read * nn.functional.silu(self.gate(x_g)))
-        return y, RWKV6State(with_last[:, -1].clone(), S)
+        return self.output(read * nn.functional.silu(self.gate(x_g))), RWKV6State(last, S)
 
     def _mixtures(self, x, change):
         """x + change * share, for five shares that the token itself moves: five (B, N, F)."""

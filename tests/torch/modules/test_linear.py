@@ -6,11 +6,8 @@ import torch
 
 from lesson_code import numpy as reference
 from lesson_code.torch import feature_maps
-from lesson_code.torch.modules import (
-    LinearAttention,
-    LinearTransformerLayer,
-    SoftmaxAttention,
-)
+from lesson_code.torch.modules import LinearAttention, LinearTransformerLayer
+from tests.torch.modules.family import disturb, draw, refuses
 
 
 class Learned(torch.nn.Module):
@@ -26,12 +23,8 @@ class Learned(torch.nn.Module):
 
 def make(kind, *args, **options):
     torch.manual_seed(0)
-    module = kind(*args, **options).double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    x = torch.randn(2, 9, args[0], dtype=torch.float64)
-    return module, x
+    module = disturb(kind(*args, **options))
+    return module, draw(module, 9)
 
 
 def reads_of(module, x, normalize=True):
@@ -137,35 +130,20 @@ def test_sums_of_half_precision_do_not_stick(kind, dtype):
         torch.testing.assert_close(kept, 3000 * first, rtol=1e-4, atol=0)
 
 
-def test_a_state_of_another_module_is_refused():
-    module, x = LinearAttention(12, 3), torch.randn(2, 5, 12)
-    cache = SoftmaxAttention(12, 3).initial_state(2)
-    for call in (lambda s: module(x, state=s), lambda s: module.step(x[:, 0], s)):
-        with pytest.raises(TypeError, match="^state must be a LinearAttentionState, got KVCache"):
-            call(cache)
-        for wrong in (LinearAttention(12, 1).initial_state(2), module.initial_state(1)):
-            with pytest.raises(
-                ValueError, match=r"^S of state must have shape \(2, 3, \.\.\.\) for"
-            ):
-                call(wrong)
-        wrong = LinearAttention(12, 3, feature_map=Learned()).initial_state(2)
+def test_what_is_refused():
+    module = LinearAttention(12, 3)
+    wrong = LinearAttention(12, 3, feature_map=Learned()).initial_state(2)
+    for call in (
+        lambda: module(torch.randn(2, 5, 12), state=wrong),
+        lambda: module.step(torch.randn(2, 12), wrong),
+    ):
         with pytest.raises(ValueError, match="the width C of the features, 4, got 5"):
-            call(wrong)
-
-
-@pytest.mark.parametrize("kind", [LinearAttention, LinearTransformerLayer])
-def test_feature_maps_that_are_none_are_refused(kind):
-    with pytest.raises(TypeError, match="^feature_map must be callable, got str"):
-        kind(12, 3, feature_map="elu")
-
-
-def test_normalize_is_a_flag():
-    with pytest.raises(TypeError, match="^normalize must be True or False, got 1"):
+            call()
+    for kind in (LinearAttention, LinearTransformerLayer):
+        with refuses(TypeError, "feature_map must be callable, got str."):
+            kind(12, 3, feature_map="elu")
+    with refuses(TypeError, "normalize must be True or False, got 1."):
         LinearAttention(12, 3, normalize=1)
-
-
-def test_the_layer_is_a_whole_block():
-    assert LinearTransformerLayer.is_block and not LinearAttention.is_block
 
 
 def test_a_read_beyond_the_range_of_half_precision_is_rounded_after_the_norm():

@@ -1,26 +1,13 @@
 """What is special in the blocks of Mamba and Mamba-2; the rest is in test_mixer.py."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import conv1d, rms_norm, silu, softplus
 
 import lesson_code.numpy as reference
-from lesson_code.torch import SelectiveSSM, SelectiveSSMState, StateSpaceDual, StateSpaceDualState
-
-
-def refuses(error, message):
-    return pytest.raises(error, match="^" + re.escape(message))
-
-
-def disturb(module):
-    """The module in float64, with no weight at 0 or 1."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return module.double()
+from lesson_code.torch.modules import SelectiveSSM, StateSpaceDual
+from tests.torch.modules.family import disturb, refuses
 
 
 def convolve(module, x):
@@ -83,29 +70,12 @@ def test_initialization():
     assert dual.input.bias is dual.output.bias is None
 
 
-def test_states_do_not_depend_on_the_length():
-    for module, shapes in (
-        (SelectiveSSM(8), [(2, 3, 16), (2, 16, 16)]),
-        (StateSpaceDual(8, 2, state_width=4), [(2, 3, 24), (2, 2, 4, 8)]),
-        (StateSpaceDual(8, 2), [(2, 3, 144), (2, 2, 64, 8)]),
-    ):
-        for N in (0, 1, 2, 70):
-            _, state = module(torch.randn(2, N, 8), return_state=True)
-            assert [tuple(piece.shape) for piece in state] == shapes
-
-
 def test_the_tail_holds_what_went_into_the_convolution():
     """The last three inputs, before its weights and its SiLU."""
     module = SelectiveSSM(8)
     x = torch.randn(2, 5, 8)
     _, state = module(x, return_state=True)
     torch.testing.assert_close(state.tail, module.input(x)[:, 2:, :16])
-
-
-def test_states_in_half_precision():
-    for module in (SelectiveSSM(8).bfloat16(), StateSpaceDual(8, 2).bfloat16()):
-        _, (tail, memory) = module(torch.randn(1, 4, 8).bfloat16(), return_state=True)
-        assert tail.dtype == torch.bfloat16 and memory.dtype == torch.float32
 
 
 def test_the_second_norm_keeps_half_precision_finite():
@@ -125,26 +95,7 @@ def test_what_is_refused():
     with refuses(ValueError, "state_width must be at least 1, got 0."):
         SelectiveSSM(8, state_width=0)
     with refuses(TypeError, "expand must be an integer, got 1.5."):
-        SelectiveSSM(8, expand=1.5)
-    with refuses(ValueError, "width must be a multiple of num_heads, 3, got 8."):
-        StateSpaceDual(8, 3)
-    with refuses(ValueError, "num_heads must be at least 1, got 0."):
-        StateSpaceDual(8, 0)
-    with refuses(ValueError, "state_width must be at least 1, got 0."):
-        StateSpaceDual(8, 2, state_width=0)
-    module, dual = SelectiveSSM(8), StateSpaceDual(8, 2)
-    x = torch.zeros(2, 3, 8)
-    state = module.initial_state(2)
-    with refuses(TypeError, "state must be a SelectiveSSMState, got StateSpaceDualState."):
-        module(x, state=dual.initial_state(2))
-    with refuses(TypeError, "state must be a StateSpaceDualState, got SelectiveSSMState."):
-        dual(x, state=state)
-    with refuses(ValueError, "tail of state must have shape (2, 3, 16), got (1, 3, 16)."):
-        module(x, state=module.initial_state(1))
-    with refuses(ValueError, "h of state must have shape (2, 16, 16), got (2, 16, 2)."):
-        module(x, state=SelectiveSSMState(state.tail, state.h[..., :2]))
-    with refuses(ValueError, "S of state must have shape (2, 2, 64, 8), got (2, 2, 4, 8)."):
-        dual(x, state=StateSpaceDualState(dual.initial_state(2).tail, torch.zeros(2, 2, 4, 8)))
+        StateSpaceDual(8, 2, expand=1.5)
 
 
 @pytest.mark.parametrize("make", [lambda: SelectiveSSM(8), lambda: StateSpaceDual(8, 2)])

@@ -1,12 +1,12 @@
 """What holds for every module: a sequence in parallel is the sequence in steps, from any split.
 
-A new module needs a line in `MODULES` and nothing else here.
+A new module needs a line in `MODULES` of family.py and nothing else here.
 """
 
 import copy
+import inspect
 import io
 import pickle
-import re
 
 import numpy as np
 import pytest
@@ -14,117 +14,29 @@ import torch
 
 from lesson_code.checks import check_causal, check_streaming
 from lesson_code.torch.modules import (
-    AFTSimple,
-    DeltaNet,
-    GatedDeltaNet,
-    GatedLinearAttention,
     LanguageModel,
-    LinearAttention,
-    LinearTransformerLayer,
     Mixer,
-    Retention,
-    RWKV4Block,
     RWKV4ChannelMix,
-    RWKV4TimeMix,
-    RWKV6TimeMix,
-    SelectiveSSM,
     SoftmaxAttention,
-    StateSpaceDual,
+)
+from lesson_code.torch.modules.in_place import OwnMemory, RoomyCache, own
+from tests.torch.modules.family import (
+    HEADS,
+    MODULES,
+    WIDTH,
+    assert_close,
+    assert_same_state,
+    draw,
+    every_kind,
+    every_module,
+    in_steps,
+    leaves,
+    make,
+    refuses,
 )
 
-VOCABULARY, WIDTH, HEADS = 11, 12, 3
-
-
-def widen(x):
-    """A positive map that is not elementwise: C = D + 1."""
-    return torch.cat([x * x, torch.ones_like(x[..., :1])], dim=-1)
-
-
-MODULES = {
-    "softmax": lambda: SoftmaxAttention(WIDTH, HEADS),
-    "softmax without positions": lambda: SoftmaxAttention(WIDTH, HEADS, rotary=False),
-    "softmax, odd head width": lambda: SoftmaxAttention(WIDTH, 4),
-    "linear": lambda: LinearAttention(WIDTH, HEADS),
-    "linear, unnormalized": lambda: LinearAttention(WIDTH, 1, normalize=False),
-    "linear, C is not D": lambda: LinearAttention(WIDTH, HEADS, feature_map=widen),
-    "layer": lambda: LinearTransformerLayer(WIDTH, HEADS),
-    "layer, C is not D": lambda: LinearTransformerLayer(WIDTH, 1, feature_map=widen),
-    "retention": lambda: Retention(WIDTH, HEADS),
-    "retention, odd head width": lambda: Retention(WIDTH, 4),
-    "AFT-simple": lambda: AFTSimple(WIDTH),
-    "RWKV-4 time mix": lambda: RWKV4TimeMix(WIDTH),
-    "RWKV-4 channel mix": lambda: RWKV4ChannelMix(WIDTH),
-    "RWKV-4 block": lambda: RWKV4Block(WIDTH),
-    "gated": lambda: GatedLinearAttention(WIDTH, HEADS),
-    "gated, odd head width": lambda: GatedLinearAttention(WIDTH, 4),
-    "rwkv6": lambda: RWKV6TimeMix(WIDTH, HEADS),
-    "delta net": lambda: DeltaNet(WIDTH, HEADS),
-    "delta net, beta up to 2": lambda: DeltaNet(WIDTH, 1, allow_negative_eigenvalues=True),
-    "gated delta net": lambda: GatedDeltaNet(WIDTH, HEADS),
-    "selective": lambda: SelectiveSSM(WIDTH, state_width=5),
-    "dual": lambda: StateSpaceDual(WIDTH, HEADS, state_width=5),
-    "language model": lambda: LanguageModel(
-        VOCABULARY,
-        WIDTH,
-        [LinearAttention, SoftmaxAttention, LinearTransformerLayer],
-        num_heads=HEADS,
-    ),
-}
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-every_module = pytest.mark.parametrize("name", MODULES)
-
-
-def make(name, dtype=torch.float64):
-    """A module in which no weight is 0 or 1, such as those of a new norm."""
-    torch.manual_seed(0)
-    module = MODULES[name]()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return module.to(dtype)
-
-
-def draw(module, N, B=2, seed=1):
-    """Inputs (B, N, F) of a module, or tokens (B, N) of a language model."""
-    generator = torch.Generator().manual_seed(seed)
-    if isinstance(module, LanguageModel):
-        return torch.randint(VOCABULARY, (B, N), generator=generator)
-    x = torch.randn(B, N, WIDTH, generator=generator, dtype=torch.float64)
-    return x.to(next(module.parameters()).dtype)
-
-
-def in_steps(module, x, state=None):
-    """Outputs and last state of a sequence, token by token."""
-    state = module.initial_state(len(x)) if state is None else state
-    outputs = []
-    for x_t in x.unbind(dim=1):
-        y_t, state = module.step(x_t, state)
-        outputs.append(y_t)
-    return torch.stack(outputs, dim=1), state
-
-
-def leaves(state):
-    return [state] if isinstance(state, torch.Tensor) else [x for s in state for x in leaves(s)]
-
-
-def numbers_in(state):
-    return sum(x.numel() for x in leaves(state))
-
-
-def assert_close(found, expected, tolerance):
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    bound = tolerance * max(1.0, expected.abs().max().item() if expected.numel() else 1.0)
-    torch.testing.assert_close(found, expected, rtol=0, atol=bound)
-
-
-def assert_same_state(found, expected, tolerance=1e-10):
-    assert type(found) is type(expected)
-    for a, b in zip(leaves(found), leaves(expected), strict=True):
-        assert_close(a, b, tolerance)
-
-
-def refuses(error, message):
-    return pytest.raises(error, match="^" + re.escape(message))
+MEMORIES = {"S", "z", "h", "numerator", "denominator", "maximum", "position"}
 
 
 # Parallel = step by step.
@@ -230,59 +142,33 @@ def test_a_given_state_stays_as_it_is(name):
 
 
 @every_module
-def test_a_step_in_place_is_a_step(name):
-    """What `generate` does with its own state, for longer than a cache's first room."""
+def test_a_step_that_owns_its_state_gives_the_same(name):
+    """What `generate` does, for longer than a cache's first room."""
     module = make(name)
     x = draw(module, 75)
-    expected, _ = in_steps(module, x)
     with torch.no_grad():
+        expected, _ = in_steps(module, x)
         _, state = module(x[:, :2], return_state=True)
         if isinstance(module, LanguageModel):
-            x, step = module.embedding(x), module.blocks.step_
-            expected = None
+            found, _ = in_steps(module, x[:, 2:], own(state))
         else:
-            step = module.mix_one_
-        outputs = []
-        for x_t in x[:, 2:].unbind(dim=1):
-            y_t, state = step(x_t, state)
-            outputs.append(y_t)
-    found = torch.stack(outputs, dim=1)
-    if expected is None:
-        expected = module.blocks(x)
-    assert_close(found, expected[:, 2:].detach(), 1e-10)
+            found, _ = in_steps(module, x[:, 2:], *own((state,)))
+    assert_close(found, expected[:, 2:], 1e-12)
 
 
-def test_another_way_to_mix_does_not_inherit_the_way_in_place():
-    class Doubled(LinearAttention):
-        def mix(self, x, state):
-            y, state = super().mix(x, state)
-            return 2 * y, state
-
-        def mix_one(self, x_t, state):
-            y_t, state = super().mix_one(x_t, state)
-            return 2 * y_t, state
-
-    class Kept(Doubled):
-        """Another class in between changes nothing."""
-
-    for kind in (Doubled, Kept):
-        module = kind(WIDTH, HEADS)
-        x = draw(module, 3)
-        _, state = module(x[:, :2], return_state=True)
-        expected, _ = module.step(x[:, 2], state)
-        before = state.S.clone()
-        found, _ = module.mix_one_(x[:, 2], state)
-        assert torch.equal(found, expected) and torch.equal(state.S, before)
-
-
-@pytest.mark.parametrize("name", ["linear", "layer", "linear, C is not D"])
-def test_linear_attention_overwrites_its_state_where_it_may(name):
+@pytest.mark.parametrize("name", ["linear", "layer", "linear, C is not D", "softmax"])
+def test_what_is_owned_is_overwritten(name):
     module = make(name)
-    x = draw(module, 3)
+    x = draw(module, 4)
     with torch.no_grad():
         _, state = module(x[:, :2], return_state=True)
-        _, after = module.mix_one_(x[:, 2], state)
-    assert after.S is state.S and after.z is state.z
+        (state,) = own((state,))
+        if isinstance(state, RoomyCache):
+            _, state = module.step(x[:, 2], state)  # which makes room
+        _, after = module.step(x[:, 3], state)
+    assert type(after) is type(state) and isinstance(state, OwnMemory | RoomyCache)
+    for x, y in zip(state, after, strict=True):
+        assert x.data_ptr() == y.data_ptr()
 
 
 @every_module
@@ -291,9 +177,9 @@ def test_only_a_kv_cache_grows(name):
     layers = [m for m in module.modules() if isinstance(m, SoftmaxAttention)]
     per_token = 2 * WIDTH * len(layers) * 2  # keys and values of two sequences
     _, state = module(draw(module, 5), return_state=True)
-    size = numbers_in(module.initial_state(2))
+    size = sum(x.numel() for x in leaves(module.initial_state(2)))
     for N in (5, 6, 7):
-        assert numbers_in(state) == size + N * per_token
+        assert sum(x.numel() for x in leaves(state)) == size + N * per_token
         _, state = module.step(draw(module, 1)[:, 0], state)
 
 
@@ -311,6 +197,8 @@ def test_dtypes(name):
         assert_close(y_steps.double(), expected, tolerance)
         for a, b in zip(leaves(state), leaves(module.initial_state(2)), strict=True):
             assert a.dtype == b.dtype
+        for field, x in getattr(state, "_asdict", dict)().items():
+            assert x.dtype == (torch.float32 if field in MEMORIES else dtype), field
     y, state = make(name)(draw(make(name), 3), return_state=True)
     assert {x.dtype for x in [y, *leaves(state)]} == {torch.float64}
 
@@ -366,7 +254,11 @@ def test_copies(name):
     copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), fresh, loaded]
     for other in copies:
         assert_close(other(x), y, 0)
-    assert_same_state(pickle.loads(pickle.dumps(state)), state, 0)
+    stored = io.BytesIO()
+    torch.save(state, stored)
+    stored.seek(0)
+    for other in (pickle.loads(pickle.dumps(state)), torch.load(stored)):
+        assert_same_state(other, state, 0)
 
 
 @every_module
@@ -382,23 +274,28 @@ def test_functional_call(name):
         assert_close(found, module(x), 1e-12)
 
 
-@every_module
+# One of each kind: the settings change no code, and the operators are tested on all lengths.
+ONE_OF_EACH = {type(make()): name for name, make in reversed(MODULES.items())}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 def test_compile(name):
     torch.compiler.reset()
     module = make(name, torch.float32)
     forward = torch.compile(module, fullgraph=True, backend="eager")  # traces, in seconds
     step = torch.compile(module.step, fullgraph=True, backend="eager")
-    x = draw(module, 70)
+    x = draw(module, 7)
+    y, state = forward(x[:, :5], return_state=True)
+    assert_close(y, module(x[:, :5]), 1e-5)
+    y.sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    state = torch.utils._pytree.tree_map(torch.Tensor.detach, state)
     with torch.no_grad():
-        y, state = forward(x[:, :66], return_state=True)
-        assert_close(y, module(x[:, :66]), 1e-5)
-        for t in range(66, 70):
+        for t in range(5, 7):
             expected, _ = module.step(x[:, t], state)
             y_t, state = step(x[:, t], state)
             assert_close(y_t, expected, 1e-5)
-    forward(x).sum().backward()
-    assert all(p.grad is not None for p in module.parameters())
 
 
 @every_module
@@ -460,14 +357,44 @@ def test_arguments_are_refused(name):
             module.step(x[:, 0].float(), state)
     with refuses(TypeError, "return_state must be True or False, got 'no'."):
         module(x, return_state="no")
-    for wrong in (None, 3, {"S": 0}):
-        with refuses(TypeError, "state must be "):
-            module.step(x[:, 0], wrong)
-        if wrong is not None:
-            with refuses(TypeError, "state must be "):
-                module(x, state=wrong)
-    with pytest.raises(ValueError, match="state"):  # of another number of sequences
-        module.step(x[:, 0], module.initial_state(3))
+    with refuses(TypeError, "state must be "):
+        module.step(x[:, 0], None)
+
+
+@every_module
+def test_states_are_refused(name):
+    """Of another kind; and each tensor of another batch, another width, or with an axis more."""
+    module = make(name)
+    x = draw(module, 4)
+    _, state = module(x, return_state=True)
+    kind = "torch tensor" if isinstance(state, torch.Tensor) else type(state).__name__
+    wrong = [3, {"S": 0}, [state], *([tuple(state)] if hasattr(state, "_fields") else [])]
+    for call in (lambda s: module(x, state=s), lambda s: module.step(x[:, 0], s)):
+        for other in wrong:
+            with refuses(TypeError, f"state must be a {kind}, got {type(other).__name__}."):
+                call(other)
+        pieces, spec = torch.utils._pytree.tree_flatten(state)
+        for i, piece in enumerate(pieces):
+            for spoilt in (piece[:1], piece[..., None], piece[..., :-1]):
+                changed = [*pieces[:i], spoilt, *pieces[i + 1 :]]
+                with pytest.raises(ValueError, match="state"):
+                    call(torch.utils._pytree.tree_unflatten(changed, spec))
+
+
+@every_kind
+def test_sizes_are_refused(kind):
+    heads = {"num_heads": HEADS} if "num_heads" in inspect.signature(kind).parameters else {}
+    with refuses(ValueError, "width must be at least 1, got 0."):
+        kind(0, **heads)
+    with refuses(TypeError, "width must be an integer, got 8.0."):
+        kind(8.0, **heads)
+    if heads:
+        with refuses(ValueError, "width must be a multiple of num_heads, 3, got 8."):
+            kind(8, num_heads=3)
+        with refuses(ValueError, "num_heads must be at least 1, got 0."):
+            kind(8, num_heads=0)
+        with refuses(TypeError, "num_heads must be an integer, got True."):
+            kind(8, num_heads=True)
 
 
 # The base class by itself.
@@ -491,17 +418,3 @@ def test_a_mixer_of_ones_own_needs_one_method():
 def test_a_mixer_without_its_method():
     with refuses(NotImplementedError, "Mixer needs a method mix(x, state)."):
         Mixer(2)(torch.zeros(1, 1, 2))
-
-
-@pytest.mark.parametrize("kind", [SoftmaxAttention, LinearAttention, LinearTransformerLayer])
-def test_sizes_are_refused(kind):
-    with refuses(ValueError, "width must be a multiple of num_heads, 3, got 8."):
-        kind(8, 3)
-    with refuses(ValueError, "num_heads must be at least 1, got 0."):
-        kind(8, 0)
-    with refuses(ValueError, "width must be at least 1, got 0."):
-        kind(0, 1)
-    with refuses(TypeError, "width must be an integer, got 8.0."):
-        kind(8.0, 2)
-    with refuses(TypeError, "num_heads must be an integer, got True."):
-        kind(8, True)

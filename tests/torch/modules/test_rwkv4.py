@@ -1,7 +1,6 @@
 """AFT-simple and RWKV-4 as modules: against the equations, how they begin, what they carry."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -14,18 +13,15 @@ from lesson_code.torch.modules import (
     RWKV4Block,
     RWKV4BlockState,
     RWKV4ChannelMix,
-    RWKV4State,
     RWKV4TimeMix,
 )
+from tests.torch.modules.family import disturb, draw, refuses
 
 
 def make(kind, width=6, **options):
     torch.manual_seed(0)
-    module = kind(width, **options).double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return module, torch.randn(2, 9, width, dtype=torch.float64)
+    module = disturb(kind(width, **options))
+    return module, draw(module, 9)
 
 
 def weights(module):
@@ -127,17 +123,6 @@ def test_initial_values_of_the_channel_mix(layer, num_layers):
     torch.testing.assert_close(product, 4 * torch.eye(5), rtol=0, atol=1e-5)
 
 
-def test_decays_from_slow_to_fast():
-    rates = RWKV4TimeMix(64).log_rate.exp()
-    assert (
-        abs(rates[0].item() - math.exp(-5)) < 1e-6
-        and abs(rates[-1].item() / math.exp(3) - 1) < 1e-5
-    )
-    assert (rates.diff() > 0).all()
-    later = RWKV4TimeMix(64, layer=3, num_layers=4).log_rate.exp()
-    assert (later[1:-1] < rates[1:-1]).all()  # more slow ones
-
-
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_new_block_passes_on_its_input_and_learns_nevertheless(layer):
     torch.manual_seed(0)
@@ -172,49 +157,11 @@ def test_the_state_holds_the_normed_last_inputs():
     torch.testing.assert_close(state.channel_last, block.norm_2(u)[:, -1])
 
 
-def test_the_shift_reaches_across_a_split():
-    """A piece that begins with zeros before it differs at its first token."""
-    for kind in (RWKV4TimeMix, RWKV4ChannelMix):
-        module, x = make(kind)
-        y = module(x)
-        _, state = module(x[:, :4], return_state=True)
-        torch.testing.assert_close(module(x[:, 4:], state=state), y[:, 4:], rtol=0, atol=1e-12)
-        last = state if kind is RWKV4ChannelMix else state.last
-        assert torch.equal(last, x[:, 3])
-        forgotten = 0 * state if kind is RWKV4ChannelMix else state._replace(last=0 * last)
-        assert not torch.allclose(module(x[:, 4:], state=forgotten)[:, 0], y[:, 4], atol=1e-3)
-
-
-def test_states_in_half_precision():
-    for kind in (RWKV4TimeMix, RWKV4Block):
-        _, state = kind(6).bfloat16()(torch.randn(2, 3, 6).bfloat16(), return_state=True)
-        dtypes = {name: x.dtype for name, x in state._asdict().items()}
-        for name in ("numerator", "denominator", "maximum"):
-            assert dtypes.pop(name) == torch.float32
-        assert set(dtypes.values()) == {torch.bfloat16}
-
-
-def test_states_go_through_a_file(tmp_path):
-    model = LanguageModel(10, 8, [AFTSimple, RWKV4TimeMix, RWKV4ChannelMix, RWKV4Block])
-    tokens = torch.randint(10, (2, 5))
-    _, state = model(tokens, return_state=True)
-    torch.save(state, tmp_path / "state.pt")
-    loaded = torch.load(tmp_path / "state.pt")
-    assert torch.equal(model.step(tokens[:, 0], loaded)[0], model.step(tokens[:, 0], state)[0])
-
-
 def test_a_language_model_of_blocks_has_no_other():
     mixers = [lambda width, i=i: RWKV4Block(width, layer=i, num_layers=2) for i in range(2)]
     model = LanguageModel(10, 8, mixers)
     assert [type(block) for block in model.blocks] == [RWKV4Block] * 2
     assert [block.norm_0 is not None for block in model.blocks] == [True, False]
-
-
-# Errors.
-
-
-def refuses(error, message):
-    return pytest.raises(error, match="^" + re.escape(message))
 
 
 def test_what_is_refused():
@@ -227,21 +174,3 @@ def test_what_is_refused():
             kind(6, num_layers=0)
         with refuses(TypeError, "layer must be an integer, got 0.0."):
             kind(6, layer=0.0)
-        with refuses(ValueError, "width must be at least 1, got 0."):
-            kind(0)
-    x = torch.randn(2, 9, 6)
-    for kind, name in (
-        (AFTSimple, "numerator of state"),
-        (RWKV4TimeMix, "last of state"),
-        (RWKV4ChannelMix, "state"),
-        (RWKV4Block, "time_last of state"),
-    ):
-        module = kind(6)
-        with refuses(ValueError, f"{name} must have shape (2, 6), got (3, 6)."):
-            module(x, state=module.initial_state(3))
-    time_state = RWKV4TimeMix(6).initial_state(2)
-    assert isinstance(time_state, RWKV4State)
-    with refuses(TypeError, "state must be a RWKV4BlockState, got RWKV4State."):
-        RWKV4Block(6)(x, state=time_state)
-    with refuses(TypeError, "state must be a torch tensor, got RWKV4State."):
-        RWKV4ChannelMix(6)(x, state=time_state)

@@ -5,19 +5,16 @@ import math
 import pytest
 import torch
 
-from lesson_code.torch import LanguageModel, RWKV6State, RWKV6TimeMix
+from lesson_code.torch.modules import RWKV6State, RWKV6TimeMix
+from tests.torch.modules.family import disturb, draw
 
 WIDTH, HEADS = 12, 3
 
 
-def make(width=WIDTH, heads=HEADS):
-    """A module in double precision with no weight at its first value."""
+def make():
     torch.manual_seed(0)
-    module = RWKV6TimeMix(width, heads).double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return module
+    module = disturb(RWKV6TimeMix(WIDTH, HEADS))
+    return module, draw(module, 9)
 
 
 def token_by_token(module, x):
@@ -55,8 +52,7 @@ def token_by_token(module, x):
 
 
 def test_it_is_the_time_mix_of_the_paper():
-    module = make()
-    x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    module, x = make()
     y, state = module(x, return_state=True)
     for i in range(2):
         expected, last = token_by_token(module, x[i])
@@ -67,8 +63,7 @@ def test_it_is_the_time_mix_of_the_paper():
 
 def test_a_share_is_that_of_the_last_token():
     """RWKV-6's sense, the opposite of RWKV-4's: with shares of 1 everything is a token late."""
-    module = make()
-    x = torch.randn(1, 9, WIDTH, dtype=torch.float64)
+    module, x = make()
     with torch.no_grad():
         module.shares_up.zero_()
         module.shares.zero_()
@@ -77,15 +72,6 @@ def test_a_share_is_that_of_the_last_token():
         late = module(x)
     torch.testing.assert_close(late[:, 1:], now[:, :-1], rtol=0, atol=1e-12)
     assert not late[:, 0].allclose(now[:, 0])
-
-
-def test_the_last_input_goes_across_a_split():
-    module = make()
-    x = torch.randn(2, 4, WIDTH, dtype=torch.float64)
-    y, state = module(x, return_state=True)
-    assert torch.equal(state.last, x[:, -1])
-    forgetful = state._replace(last=0 * state.last)
-    assert not module(x, state=forgetful)[:, 0].allclose(module(x, state=state)[:, 0])
 
 
 def test_sizes_and_initialization():
@@ -123,56 +109,3 @@ def test_sizes_and_initialization():
     # Small widths have small ranks.
     small = RWKV6TimeMix(8, 2)
     assert small.shares_up.shape == (5, 8, 8) and small.decay_down.shape == (8, 8)
-
-
-def test_states_are_refused():
-    module, x = make(), torch.zeros(2, 5, WIDTH, dtype=torch.float64)
-    last, S = module.initial_state(2)
-    for state, error, message in (
-        ((last, S), TypeError, "state must be a RWKV6State, got tuple"),
-        (RWKV6State(last[:1], S), ValueError, r"last of state must have shape \(2, 12\), got \(1,"),
-        (
-            RWKV6State(last, S[:1]),
-            ValueError,
-            r"S of state must have shape \(2, 3, 4, 4\), got \(1",
-        ),
-    ):
-        with pytest.raises(error, match="^" + message):
-            module(x, state=state)
-        with pytest.raises(error, match="^" + message):
-            module.step(x[:, 0], state)
-
-
-def test_a_state_goes_through_a_file(tmp_path):
-    module, x = make(), torch.randn(2, 5, WIDTH, dtype=torch.float64)
-    _, state = module(x, return_state=True)
-    torch.save(state, tmp_path / "state.pt")
-    loaded = torch.load(tmp_path / "state.pt")
-    assert type(loaded) is RWKV6State
-    assert torch.equal(module(x, state=loaded), module(x, state=state))
-
-
-def test_it_learns_what_a_text_is_made_of():
-    """Texts of two tokens of 16: 2.77 for a unigram model, 2.05 for one that sees one token."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-
-    def texts():
-        pairs = torch.rand(32, 16, generator=generator).topk(2).indices
-        return pairs.gather(1, torch.randint(2, (32, 24), generator=generator))
-
-    model = LanguageModel(16, 32, [RWKV6TimeMix])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(60):
-        batch = texts()
-        logits = model(batch[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert sum(losses[-10:]) / 10 < 1.6
-    prompt = texts()
-    written = model.generate(prompt, 8, temperature=0)[:, 24:]
-    assert (written[..., None] == prompt[:, None]).any(dim=-1).float().mean() > 0.9
