@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from lesson_code import tasks
-from lesson_code.tasks import (
+from lesson_code.data import tasks
+from lesson_code.data.tasks import (
     Examples,
     associative_recall,
     copying,
