@@ -10,8 +10,7 @@ from matplotlib.colors import to_hex
 
 from lesson_code import costs, plots
 from lesson_code.numpy import identity, linear_attention
-from lesson_code.plots.recurrence import PALE_BLUE, PALE_VERMILION
-from lesson_code.plots.style import BLUE, VERMILION
+from lesson_code.plots.style import BLUE, PALE_BLUE, PALE_VERMILION, VERMILION
 from tests.explorables.conftest import NARROW
 
 N = 8

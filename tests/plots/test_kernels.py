@@ -12,15 +12,15 @@ from matplotlib.patches import Circle, Rectangle
 from matplotlib.text import Text
 
 from lesson_code.plots import kernels
-from lesson_code.plots.kernels import (
+from lesson_code.plots.kernels import PALE_YELLOW
+from lesson_code.plots.style import (
     BLUE,
     PALE_BLUE,
     PALE_GREEN,
     PALE_VERMILION,
-    PALE_YELLOW,
     VERMILION,
+    luminance,
 )
-from lesson_code.plots.style import _luminance
 
 LANES = np.arange(32)
 DEVICES = {
@@ -103,7 +103,7 @@ def test_no_text_covers_another_or_is_pale(name: str) -> None:
     for (a, box), (b, other) in itertools.combinations(zip(seen, boxes, strict=True), 2):
         assert not box.overlaps(other), (a.get_text(), b.get_text())
     for text in seen:
-        assert 1.05 / (_luminance(to_rgb(text.get_color())) + 0.05) >= 4.5, text.get_text()
+        assert 1.05 / (luminance(to_rgb(text.get_color())) + 0.05) >= 4.5, text.get_text()
 
 
 def test_a_point_of_the_roofline_is_on_every_roof() -> None:

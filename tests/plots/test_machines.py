@@ -13,8 +13,7 @@ from matplotlib.text import Annotation, Text
 
 from lesson_code import costs
 from lesson_code.plots import machines
-from lesson_code.plots.recurrence import PALE_BLUE, PALE_GREEN, PALE_VERMILION
-from lesson_code.plots.style import BLUE
+from lesson_code.plots.style import BLUE, PALE_BLUE, PALE_GREEN, PALE_VERMILION
 
 WRITES = [np.array([[10, 20], [0, 0]]), np.array([[0, 0], [30, 40]]), np.array([[50, 60]] * 2)]
 OUTPUTS = [[10, 20], [30, 40], [140, 180]]
