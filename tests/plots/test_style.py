@@ -27,10 +27,6 @@ def contrast(a, b) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_the_same_figure_is_the_same_bytes() -> None:
-    assert example_curves()._repr_svg_() == example_curves()._repr_svg_()
-
-
 def test_settings_stay_as_they_were() -> None:
     before = dict(matplotlib.rcParams)
     example_curves()._repr_svg_()
