@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from lesson_code.numpy import attention_weights, elu_plus_one
 from lesson_code.plots.cells import canvas, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, VERMILION
 from lesson_code.plots.lines import bars
-from lesson_code.plots.style import BLUE, GRAY, VERMILION, BookFigure, drawing, new_figure
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 PLAIN, SQUARE, STATE = "#e4e4e4", "#f6c9a8", "#a9d0ea"
 

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.style import GRAY, BookFigure, new_figure
+from lesson_code.plots.colors import GRAY
+from lesson_code.plots.style import BookFigure, new_figure
 
 
 def canvas(columns: float, rows: float, unit: float = 0.42) -> tuple[BookFigure, Axes]:

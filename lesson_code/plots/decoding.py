@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from lesson_code.plots.colors import look
 from lesson_code.plots.lines import label_decades, legend_below
-from lesson_code.plots.style import BookFigure, drawing, look, new_figure
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots.cells import arrow
+from lesson_code.plots.colors import BLUE, GRAY, VERMILION
 from lesson_code.plots.lines import beside
-from lesson_code.plots.style import BLUE, GRAY, VERMILION, BookFigure, drawing, new_figure
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

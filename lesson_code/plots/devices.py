@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lesson_code.plots.colors import look
 from lesson_code.plots.lines import label_decades, legend_below, mark
-from lesson_code.plots.style import BookFigure, drawing, look, new_figure
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import write
+from lesson_code.plots.colors import GRAY, INK
 from lesson_code.plots.lines import beside, named_bars
 from lesson_code.plots.matrices import draw_matrix
-from lesson_code.plots.style import GRAY, INK, BookFigure, drawing, new_figure
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

@@ -9,18 +9,9 @@ from numpy.typing import ArrayLike
 
 from lesson_code.numpy import elu_plus_one, positive_random_features, relu
 from lesson_code.plots.cells import arrow, write
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, INK, VERMILION, look
 from lesson_code.plots.lines import bars
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    GREEN,
-    INK,
-    VERMILION,
-    BookFigure,
-    drawing,
-    look,
-    new_figure,
-)
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
+from lesson_code.plots import pale
 from lesson_code.plots.cells import box, canvas, rectangle, write
-from lesson_code.plots.style import (
-    BLUE,
-    COLORS,
-    GRAY,
-    INK,
-    PALE_GRAY,
-    VERMILION,
-    BookFigure,
-    drawing,
-)
+from lesson_code.plots.colors import BLUE, COLORS, GRAY, INK, VERMILION
+from lesson_code.plots.style import BookFigure, drawing
 
 
 @drawing
@@ -22,7 +15,7 @@ def halving(L: int) -> BookFigure:
     Dotted lines show the middle of the chunk, to which both sides of the first block are decayed.
     """
     figure, axes = canvas(4.6, 4.2, unit=1)
-    rectangle(axes, 0, 0, L, L, PALE_GRAY, "none")
+    rectangle(axes, 0, 0, L, L, pale.GRAY, "none")
     level, size = 1, L // 2
     while size:
         color = COLORS[level - 1]

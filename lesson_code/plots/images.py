@@ -8,21 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike, NDArray
 
+from lesson_code.plots import pale
 from lesson_code.plots.cells import arrow, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION, look
 from lesson_code.plots.lines import beside
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    INK,
-    PALE_VERMILION,
-    VERMILION,
-    BookFigure,
-    drawing,
-    look,
-    new_figure,
-)
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
-HIDDEN = PALE_VERMILION
+HIDDEN = pale.VERMILION
 
 
 @drawing

@@ -11,25 +11,13 @@ from matplotlib.patches import Circle, Patch, Polygon
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from lesson_code.plots import pale
 from lesson_code.plots.cells import arrow, box, canvas, rectangle, way, write
+from lesson_code.plots.colors import BLUE, COLORS, GRAY, GREEN, INK, VERMILION, look
 from lesson_code.plots.lines import beside, legend_below
-from lesson_code.plots.style import (
-    BLUE,
-    COLORS,
-    GRAY,
-    GREEN,
-    INK,
-    PALE_BLUE,
-    PALE_GREEN,
-    PALE_VERMILION,
-    VERMILION,
-    BookFigure,
-    drawing,
-    look,
-    new_figure,
-)
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
-PALE_YELLOW, FAINT = "#fbecc2", "#f4f4f4"
+FAINT = "#f4f4f4"
 
 
 @drawing
@@ -83,13 +71,13 @@ def gpu_map() -> BookFigure:
         for i in range(32):
             x = left + i * u
             rectangle(axes, x, y, u, 0.4, "white", linewidth=0.6)
-            rectangle(axes, x, y + 0.4, u, 0.7, PALE_GREEN, linewidth=0.6)
-        behind = {"fc": PALE_GREEN, "ec": "none", "pad": 1.5}
+            rectangle(axes, x, y + 0.4, u, 0.7, pale.GREEN, linewidth=0.6)
+        behind = {"fc": pale.GREEN, "ec": "none", "pad": 1.5}
         _write(axes, left + 16 * u, y + 0.75, "registers", bbox=behind)
     _double(axes, left + 16 * u, 5.5, 6.35)
-    _box(axes, left, 6.35, 32 * u, 0.9, "shared memory", PALE_YELLOW)
+    _box(axes, left, 6.35, 32 * u, 0.9, "shared memory", pale.YELLOW)
     _double(axes, left + 16 * u, 7.9, 8.9)
-    _box(axes, 0, 8.9, 11.2, 1.3, "GPU memory", PALE_BLUE)
+    _box(axes, 0, 8.9, 11.2, 1.3, "GPU memory", pale.BLUE)
     _double(axes, -0.6, 3.1, 9.9)
     _write(axes, -1.0, 3.2, "small and fast", rotation=90)
     _write(axes, -1.0, 8.8, "large and slow", rotation=90)
@@ -118,7 +106,7 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
         whole_lines &= len(sectors) == 4 * len(lines)
         for y in range(len(lines)):
             rectangle(axes, 0, y, 128, 0.72, "white", "#bdbdbd", linewidth=0.8)
-        for starts, width, fill in (sectors, 32, PALE_VERMILION), (asked, size, BLUE):
+        for starts, width, fill in (sectors, 32, pale.VERMILION), (asked, size, BLUE):
             for start in starts:
                 row = np.searchsorted(lines, start // 128)
                 rectangle(axes, start % 128, row, width, 0.72, fill, "white", linewidth=0.4)
@@ -127,7 +115,7 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
         axes.grid(visible=False)
         axes.spines[["left", "bottom"]].set_visible(False)
     panels[0].set_ylim(max(most, 4), -0.3)
-    looks = {"asked for": BLUE, "comes along": PALE_VERMILION, "rest of the line": "white"}
+    looks = {"asked for": BLUE, "comes along": pale.VERMILION, "rest of the line": "white"}
     if whole_lines:
         del looks["rest of the line"]
     handles = [Patch(fc=fill, ec="#bdbdbd") for fill in looks.values()]
@@ -181,14 +169,14 @@ def chunk_passes(chunks: int = 4) -> BookFigure:
     figure, axes = canvas(w * chunks + 3.9, outputs + 3.2)
     for i in range(chunks):
         x, y = w * i, step * i
-        _box(axes, x, y, w, 1, f"chunk {i + 1}", PALE_VERMILION)
+        _box(axes, x, y, w, 1, f"chunk {i + 1}", pale.VERMILION)
         if i < chunks - 1:
             corner = x + w + 0.55, y + 0.5
             _line(axes, (x + w, y + 0.5), corner, (corner[0], y + step))
         _line(axes, (x + 0.55, y + 1), (x + 0.55, states))
-        _box(axes, x, states, 1.1, 1, f"$S_{{[{i}]}}$", PALE_BLUE)
+        _box(axes, x, states, 1.1, 1, f"$S_{{[{i}]}}$", pale.BLUE)
         _line(axes, (x + 0.55, states + 1), (x + 0.55, outputs))
-        _box(axes, x + 0.08, outputs, w - 0.16, 1, f"chunk {i + 1}", PALE_GREEN)
+        _box(axes, x + 0.08, outputs, w - 0.16, 1, f"chunk {i + 1}", pale.GREEN)
         _line(axes, (x + w / 2, outputs + 1), (x + w / 2, outputs + 1.8), color=GREEN)
         _write(axes, x + w / 2, outputs + 2.2, f"$O_{{[{i + 1}]}}$")
     _stages(axes, {"pass 1:\none block": 0.5, "in memory": states + 0.5}, -0.3)
@@ -232,14 +220,14 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
     tile(1, 2, "$S$, $C$ × 64")
     tile(0, 2, "$V$, 64 × 64")
     tile(2, 1, "weights, 64 × 64", "white")
-    tile(2, 2, "$O$, 64 × 64", PALE_GREEN)
+    tile(2, 2, "$O$, 64 × 64", pale.GREEN)
     future = [(column, 2 * row), (column + T, 2 * row), (column + T, 2 * row + T)]
     axes.add_patch(Polygon(future, fc="#dcdcdc", ec="none"))
-    slice_(2, 0, False, 16, PALE_BLUE, BLUE)
-    slice_(1, 1, True, 16, PALE_BLUE, BLUE)
-    slice_(1, 2, True, 16, PALE_BLUE, BLUE)
-    slice_(2, 1, False, 32, PALE_VERMILION, VERMILION)
-    slice_(0, 2, True, 32, PALE_VERMILION, VERMILION)
+    slice_(2, 0, False, 16, pale.BLUE, BLUE)
+    slice_(1, 1, True, 16, pale.BLUE, BLUE)
+    slice_(1, 2, True, 16, pale.BLUE, BLUE)
+    slice_(2, 1, False, 32, pale.VERMILION, VERMILION)
+    slice_(0, 2, True, 32, pale.VERMILION, VERMILION)
     for j in 1, 2:
         for m in x + thread:
             for t in y + thread:
@@ -247,8 +235,8 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
                 at = (j * column + (m + 0.5) * unit, 2 * row + (t + 0.5) * unit)
                 style = {"fc": "#dcdcdc" if masked else INK, "ec": GRAY if masked else INK}
                 axes.add_patch(Circle(at, 0.1, zorder=6, **style))
-    rectangle(axes, 0, 0.25, 0.7, 0.7, PALE_BLUE, BLUE)
-    rectangle(axes, 0, 1.35, 0.7, 0.7, PALE_VERMILION, VERMILION)
+    rectangle(axes, 0, 0.25, 0.7, 0.7, pale.BLUE, BLUE)
+    rectangle(axes, 0, 1.35, 0.7, 0.7, pale.VERMILION, VERMILION)
     axes.add_patch(Circle((0.35, 2.8), 0.1, fc=INK, ec=INK))
     axes.plot([0, 0.7], [3.9, 3.9], color=BLUE, linewidth=1.2)
     key = "first, slices of 16", "then, slices of 16", "what one thread computes", "what it reads"
@@ -268,7 +256,7 @@ def tile_lanes(lane: int = 5) -> BookFigure:
     figure, axes = canvas((24 + gap + 1.8) * 0.5, ((32 + gap) * u + 2.6) * 0.5)
     left, top = 16 + gap, (16 + gap) * u
     grays = ("#dedede", "#f2f2f2")
-    quarters = (PALE_BLUE, PALE_VERMILION, PALE_YELLOW, PALE_GREEN)
+    quarters = (pale.BLUE, pale.VERMILION, pale.YELLOW, pale.GREEN)
     for each in range(32):
         g, t = divmod(each, 4)
         for register, color in enumerate(quarters):
@@ -327,7 +315,7 @@ def bank_access(accesses: Mapping[str, NDArray], size: int = 16) -> BookFigure:
             passes += int(users.max())
             for i, row in together.items():
                 for bank in row % 32:
-                    waits = (PALE_VERMILION, VERMILION, "////")
+                    waits = (pale.VERMILION, VERMILION, "////")
                     fill, edge, hatch = waits if users[bank] > 1 else (BLUE, "white", None)
                     rectangle(axes, bank, i, 1, 1, fill, edge, hatch=hatch, linewidth=0.8)
         axes.set_title(f"{name}: {passes} pass{'es' * (passes > 1)}")
@@ -355,7 +343,7 @@ def segments(segments: int = 3, chunks: int = 4) -> BookFigure:
         x, end = pitch * s, pitch * s + length - w / 2
         _write(axes, x + length / 2, -0.6, f"segment {s + 1}")
         for i in range(chunks):
-            for y, color in (0, PALE_VERMILION), (outputs, PALE_GREEN):
+            for y, color in (0, pale.VERMILION), (outputs, pale.GREEN):
                 rectangle(axes, x + w * i, y + w * i, w, w, color)
         _line(axes, (end, length), (end, sums - 0.33), color=VERMILION)
         before = pitch * (s - 1) + length - w / 2 + 0.33 if s else -w / 2
@@ -381,7 +369,7 @@ def traffic(
     for y, (kernel, amounts) in enumerate(counts.items()):
         left = 0.0
         for index, part in enumerate(parts):
-            style = {"fc": (PALE_BLUE, PALE_VERMILION)[index % 2], "hatch": ("", "//")[index % 2]}
+            style = {"fc": (pale.BLUE, pale.VERMILION)[index % 2], "hatch": ("", "//")[index % 2]}
             label = part if y == 0 else None
             amount = amounts.get(part, 0)
             axes.barh(y, amount, 0.62, left, ec=GRAY, linewidth=0.8, label=label, **style)

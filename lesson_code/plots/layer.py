@@ -9,21 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyBboxPatch
 from numpy.typing import ArrayLike, NDArray
 
+from lesson_code.plots import pale
 from lesson_code.plots.cells import arrow, canvas, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, INK, VERMILION
 from lesson_code.plots.matrices import draw_matrix
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    GREEN,
-    INK,
-    PALE_BLUE,
-    PALE_GREEN,
-    PALE_VERMILION,
-    VERMILION,
-    BookFigure,
-    drawing,
-    new_figure,
-)
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -50,7 +40,7 @@ def cell() -> BookFigure:
         _box(axes, x, 3.0, r"$\phi$", "white")
     _line(axes, (2.0, 3.3), (2.0, 3.75), VERMILION, head=True)
     _line(axes, (3.5, 2.35), (3.5, 3.75), VERMILION, head=True)
-    _box(axes, added, 4.05, r"$\phi(k_t)\,v_t^\top,\ \phi(k_t)$", PALE_VERMILION, width=2.6)
+    _box(axes, added, 4.05, r"$\phi(k_t)\,v_t^\top,\ \phi(k_t)$", pale.VERMILION, width=2.6)
     _line(axes, (added, 4.35), (added, state - 0.26), VERMILION, head=True)
     _plus(axes, added, state)
 
@@ -60,13 +50,13 @@ def cell() -> BookFigure:
     _line(axes, (tap, state), (tap, 6.15), BLUE)
     _line(axes, (tap, 6.15), (5.1, 6.15), BLUE, head=True)
     axes.add_patch(Circle((tap, state), 0.09, fc=BLUE, ec="none", zorder=5))
-    _box(axes, query, 6.15, "read", PALE_GREEN, width=1.9)
+    _box(axes, query, 6.15, "read", pale.GREEN, width=1.9)
     _line(axes, (7.05, 6.15), (skip - 0.28, 6.15), GREEN, head=True)
     write(axes, 7.5, 6.3, "$o_t$", va="bottom")
     _line(axes, (skip, 1.4), (skip, 5.87), GRAY, head=True)
     _plus(axes, skip, 6.15)
     _line(axes, (skip, 6.43), (skip, 7.05), INK, head=True)
-    _box(axes, skip, 7.4, "$f_l$", PALE_BLUE, width=1.1, height=0.7)
+    _box(axes, skip, 7.4, "$f_l$", pale.BLUE, width=1.1, height=0.7)
     _line(axes, (skip, 7.75), (skip, 8.95), INK, head=True)
     write(axes, skip, 9.2, "$y_t$", fontsize=13)
 
@@ -89,7 +79,7 @@ def two_orders(layers: int, tokens: int) -> BookFigure:
             band = band or (i - 0.32, -0.42, 0.64, layers - 0.16)
             box = "round,pad=0,rounding_size=0.3"
             axes.add_patch(
-                FancyBboxPatch(band[:2], *band[2:], boxstyle=box, fc=PALE_BLUE, ec="none")
+                FancyBboxPatch(band[:2], *band[2:], boxstyle=box, fc=pale.BLUE, ec="none")
             )
         for layer in range(layers):
             for token in range(tokens):
@@ -128,13 +118,13 @@ def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int]]) -> Boo
         for t, top in enumerate(tops, start=1):
             if column == 2:
                 left = x + (width - M - 1.3) / 2
-                _cells(axes, left, top, k[:t].T @ v[:t], PALE_GREEN, new=True)
+                _cells(axes, left, top, k[:t].T @ v[:t], pale.GREEN, new=True)
                 z = k[:t].sum(axis=0)[:, None]
-                _cells(axes, left + M + 0.3, top, z, PALE_GREEN, new=True)
+                _cells(axes, left + M + 0.3, top, z, pale.GREEN, new=True)
                 continue
             for j in range(t):
                 new = column == 0 or j == t - 1
-                fill = PALE_VERMILION if new else PALE_BLUE
+                fill = pale.VERMILION if new else pale.BLUE
                 _cells(axes, x, top + j, k[j], fill, new)
                 _cells(axes, x + D + 0.3, top + j, v[j], fill, new)
         for row, numbers in enumerate(kept.values()):

@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.style import BLUE, GRAY, BookFigure, drawing, look, new_figure
+from lesson_code.plots.colors import BLUE, GRAY, look
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

@@ -8,20 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
+from lesson_code.plots import pale
 from lesson_code.plots.cells import arrow, canvas, entries, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, look
 from lesson_code.plots.lines import name_lines, named_bars
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    PALE_BLUE,
-    PALE_GRAY,
-    PALE_GREEN,
-    PALE_VERMILION,
-    BookFigure,
-    drawing,
-    look,
-    new_figure,
-)
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -38,7 +29,7 @@ def states_that_travel(writes: Sequence[ArrayLike], outputs: Sequence[ArrayLike]
         write(axes, middle, -0.4, f"rank {r}", va="bottom")
         rows_of = ((f"$T_{r}$", 0, rows), (f"$B_{r}$", below, rows), (f"$o_{r + 1}$", last, 1))
         for (name, y, height), values, fill in zip(
-            rows_of, (T, before, out), (PALE_VERMILION, PALE_BLUE, PALE_GREEN), strict=True
+            rows_of, (T, before, out), (pale.VERMILION, pale.BLUE, pale.GREEN), strict=True
         ):
             entries(axes, x, y, values, fill)
             write(axes, x - 0.2, y + height / 2, name, ha="right")
@@ -61,12 +52,12 @@ def timeline(inside: Sequence[float]) -> BookFigure:
     arrived = sent + states
     for r, length in enumerate(inside):
         y = 1.3 * r
-        _bar(axes, 0, sent, y, PALE_VERMILION, f"$T_{r}$")
+        _bar(axes, 0, sent, y, pale.VERMILION, f"$T_{r}$")
         _bar(axes, sent, length, y, "white", "inside")
         ready = max(sent + length, arrived)
-        _bar(axes, ready, fold, y, PALE_GREEN, f"fold, $B_{r}$")
-        _bar(axes, 0, headers, y + 0.55, PALE_GRAY, "headers", height=0.42)
-        _bar(axes, sent, states, y + 0.55, PALE_BLUE, "states", height=0.42)
+        _bar(axes, ready, fold, y, pale.GREEN, f"fold, $B_{r}$")
+        _bar(axes, 0, headers, y + 0.55, pale.GRAY, "headers", height=0.42)
+        _bar(axes, sent, states, y + 0.55, pale.BLUE, "states", height=0.42)
         write(axes, -0.15, y + 0.5, f"rank {r}", ha="right")
     for x, text in ((sent, "sent"), (arrived, "arrived")):
         axes.plot([x, x], [-0.15, 1.3 * len(inside) - 0.2], color=GRAY, linestyle=":", zorder=0)

@@ -10,7 +10,8 @@ from matplotlib.patches import FancyBboxPatch
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import way, write
-from lesson_code.plots.style import GRAY, INK, VERMILION, BookFigure, drawing, look, new_figure
+from lesson_code.plots.colors import GRAY, INK, VERMILION, look
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 PLAIN, MEMORY, GATE = "white", "#d6e8f5", "#e3f1ec"
 

@@ -6,16 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import rectangle
-from lesson_code.plots.style import BLUE, INK, VERMILION, BookFigure, drawing, luminance, new_figure
-
-POSITIVE = LinearSegmentedColormap.from_list("positive", ["#ffffff", "#9ecae8", BLUE, "#023858"])
-SIGNED = LinearSegmentedColormap.from_list(
-    "signed", ["#8a3800", VERMILION, "#ffffff", BLUE, "#023858"]
-)
+from lesson_code.plots.colors import INK, POSITIVE, SIGNED, VERMILION, luminance
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 def draw_matrix(

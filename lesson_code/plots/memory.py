@@ -8,18 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots.cells import arrow, write
+from lesson_code.plots.colors import BLUE, GRAY, PINK, VERMILION, look
 from lesson_code.plots.lines import beside
 from lesson_code.plots.matrices import matrix_rows
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    PINK,
-    VERMILION,
-    BookFigure,
-    drawing,
-    look,
-    new_figure,
-)
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 TOKEN_COLORS = (BLUE, PINK, VERMILION)
 HATCHES = ("", "//", "\\\\")

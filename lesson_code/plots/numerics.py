@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import arrow, write
+from lesson_code.plots.colors import BLUE, COLORS, GRAY, VERMILION
 from lesson_code.plots.lines import beside
-from lesson_code.plots.style import BLUE, COLORS, GRAY, VERMILION, BookFigure, drawing, new_figure
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lesson_code.plots.colors import GRAY, INK, look
 from lesson_code.plots.lines import beside, name_lines
 from lesson_code.plots.matrices import draw_causal, draw_matrix, frame_past
-from lesson_code.plots.style import GRAY, INK, BookFigure, drawing, look, new_figure
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

@@ -9,22 +9,12 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from lesson_code.numpy import identity, linear_attention
+from lesson_code.plots import pale
 from lesson_code.plots.cells import arrow, box, canvas, entries, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, look
 from lesson_code.plots.lines import legend_below
 from lesson_code.plots.matrices import draw_matrix
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    GREEN,
-    PALE_BLUE,
-    PALE_GRAY,
-    PALE_GREEN,
-    PALE_VERMILION,
-    BookFigure,
-    drawing,
-    look,
-    new_figure,
-)
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -33,14 +23,14 @@ def unrolled(q: NDArray, k: NDArray, v: NDArray) -> BookFigure:
     pitch, N = 3.4, len(q)
     figure, axes = canvas(pitch * N + 2.2, 11.6)
     S = np.zeros((k.shape[1], v.shape[1]))
-    entries(axes, 0, 0, S, PALE_BLUE, "$S_0$")
+    entries(axes, 0, 0, S, pale.BLUE, "$S_0$")
     for t in range(N):
         x = pitch * (t + 1)
         note = np.outer(k[t], v[t])
         S = S + note
-        entries(axes, x, 0, S, PALE_BLUE, f"$S_{t + 1}$", offset=-0.75)
-        entries(axes, x, 4.0, note, PALE_VERMILION)
-        entries(axes, x, -3.2, q[t] @ S, PALE_GREEN, f"$o_{t + 1}$")
+        entries(axes, x, 0, S, pale.BLUE, f"$S_{t + 1}$", offset=-0.75)
+        entries(axes, x, 4.0, note, pale.VERMILION)
+        entries(axes, x, -3.2, q[t] @ S, pale.GREEN, f"$o_{t + 1}$")
         arrow(axes, (x - pitch + 2, 1), (x, 1))
         arrow(axes, (x + 1, 4.0), (x + 1, 2))
         arrow(axes, (x + 1, 0), (x + 1, -2.2))
@@ -56,18 +46,18 @@ def two_ways(q: NDArray, k: NDArray, v: NDArray, t: int) -> BookFigure:
     figure, axes = canvas(10.8, 8.9)
     N, scores = len(q), np.tril(q @ k.T)
     for i in range(N):
-        fill = PALE_VERMILION if i == t - 1 else "white"
+        fill = pale.VERMILION if i == t - 1 else "white"
         entries(axes, 1.6, i, scores[i, : i + 1], fill)
         for j in range(i + 1, N):
-            rectangle(axes, 1.6 + j, i, 1, 1, PALE_GRAY, "#bdbdbd")
+            rectangle(axes, 1.6 + j, i, 1, 1, pale.GRAY, "#bdbdbd")
     axes.text(1.6 + N / 2, -0.3, r"$QK^\top \odot m$", ha="center")
     write(axes, 1.4, t - 0.5, f"row {t}", ha="right")
-    entries(axes, 5.5, 0, v, PALE_VERMILION, "$V$")
-    entries(axes, 8.6, 1, scores[t - 1] @ v, PALE_GREEN, f"$o_{t}$")
+    entries(axes, 5.5, 0, v, pale.VERMILION, "$V$")
+    entries(axes, 8.6, 1, scores[t - 1] @ v, pale.GREEN, f"$o_{t}$")
     state = k[:t].T @ v[:t]
-    entries(axes, 2.1, 6.1, q[t - 1], PALE_BLUE, f"$q_{t}^\\top$")
-    entries(axes, 5.5, 5.6, state, PALE_BLUE, f"$S_{t}$")
-    entries(axes, 8.6, 6.1, q[t - 1] @ state, PALE_GREEN, f"$o_{t}$")
+    entries(axes, 2.1, 6.1, q[t - 1], pale.BLUE, f"$q_{t}^\\top$")
+    entries(axes, 5.5, 5.6, state, pale.BLUE, f"$S_{t}$")
+    entries(axes, 8.6, 6.1, q[t - 1] @ state, pale.GREEN, f"$o_{t}$")
     for y in (1.5, 6.6):
         write(axes, 5.05, y, r"$\times$", fontsize=15)
         write(axes, 8.05, y, "$=$", fontsize=15)
@@ -134,7 +124,7 @@ def scan_row(
 ) -> None:
     """One row of a scan, a box for each item; the first `finished` ones are complete."""
     for i, item in enumerate(row):
-        fill, edge = (PALE_GREEN, GREEN) if i < finished else ("white", GRAY)
+        fill, edge = (pale.GREEN, GREEN) if i < finished else ("white", GRAY)
         box(axes, pitch * i, y, width, 1, str(item), fill, edge)
 
 

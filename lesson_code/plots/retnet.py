@@ -8,9 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from lesson_code.plots import pale
 from lesson_code.plots.cells import canvas, rectangle, write
-from lesson_code.plots.matrices import POSITIVE, matrix_rows
-from lesson_code.plots.style import BLUE, INK, PALE_GRAY, VERMILION, BookFigure, drawing
+from lesson_code.plots.colors import BLUE, INK, POSITIVE, VERMILION
+from lesson_code.plots.matrices import matrix_rows
+from lesson_code.plots.style import BookFigure, drawing
 
 
 @drawing
@@ -40,7 +42,7 @@ def exponents(gamma: float, chunks: int, L: int) -> BookFigure:
     N = chunks * L
     figure, axes = canvas(4.8, 4.4, unit=1)
     for t, j in np.ndindex(N, N):
-        color = POSITIVE(0.75 * gamma ** (t - j)) if j <= t else PALE_GRAY
+        color = POSITIVE(0.75 * gamma ** (t - j)) if j <= t else pale.GRAY
         rectangle(axes, j, t, 1, 1, color, "#c9c9c9", linewidth=0.6)
         if j <= t:
             _number(axes, j, t, t - j, INK if gamma ** (t - j) < 0.6 else "white")

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import arrow, box, rectangle, write
-from lesson_code.plots.matrices import POSITIVE, draw_causal, frame_past
-from lesson_code.plots.style import BLUE, GRAY, INK, VERMILION, BookFigure, drawing, new_figure
+from lesson_code.plots.colors import BLUE, GRAY, INK, POSITIVE, VERMILION
+from lesson_code.plots.matrices import draw_causal, frame_past
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing

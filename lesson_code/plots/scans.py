@@ -7,19 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lesson_code.plots import pale
 from lesson_code.plots.cells import arrow, box, canvas, entries, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, VERMILION
 from lesson_code.plots.recurrence import scan_arrows, scan_row
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    PALE_BLUE,
-    PALE_GRAY,
-    PALE_GREEN,
-    PALE_VERMILION,
-    VERMILION,
-    BookFigure,
-    drawing,
-)
+from lesson_code.plots.style import BookFigure, drawing
 
 
 @drawing
@@ -58,16 +50,16 @@ def blocks(chunks: int, L: int) -> BookFigure:
     for i in range(N):
         for j in range(N):
             inside = j // L == i // L
-            fill = PALE_GRAY if j > i else PALE_VERMILION if inside else PALE_BLUE
+            fill = pale.GRAY if j > i else pale.VERMILION if inside else pale.BLUE
             rectangle(axes, j, i, 1, 1, fill, "#c9c9c9", linewidth=0.6)
     for i in range(chunks):
         y = i * L
         for j in range(chunks):
             rectangle(axes, j * L, y, L, L, "none", linewidth=1.4)
         if i:
-            rectangle(axes, 0, y, y, L, PALE_BLUE, BLUE, linewidth=1.4)
+            rectangle(axes, 0, y, y, L, pale.BLUE, BLUE, linewidth=1.4)
             write(axes, y / 2, y + L / 2, f"$Q_{{[{i + 1}]}}\\,S_{{[{i}]}}$")
-        box(axes, x, y + 0.8, 2.4, L - 1.6, f"chunk {i + 1}", PALE_VERMILION, fontsize=10)
+        box(axes, x, y + 0.8, 2.4, L - 1.6, f"chunk {i + 1}", pale.VERMILION, fontsize=10)
         arrow(axes, (x + 2.4, y + L / 2), (x + 3.3, y + L / 2))
         write(axes, x + 3.4, y + L / 2, f"$O_{{[{i + 1}]}}$", ha="left")
         if i < chunks - 1:
@@ -101,8 +93,8 @@ def orders(N: int, L: int, steps: int) -> BookFigure:
         for a, b in np.argwhere((i <= t) | formed):
             fill = "white"
             if step[a, b] <= steps:
-                pale, full = (PALE_VERMILION, VERMILION) if formed[a, b] else (PALE_BLUE, BLUE)
-                fill = "#dddddd" if b > a else full if step[a, b] == steps else pale
+                early, now = (pale.VERMILION, VERMILION) if formed[a, b] else (pale.BLUE, BLUE)
+                fill = "#dddddd" if b > a else now if step[a, b] == steps else early
             if b <= a or fill != "white":
                 rectangle(axes, x + b, a, 1, 1, fill, "#b5b5b5", linewidth=0.6)
         last = int(step[-1].max())
@@ -122,17 +114,17 @@ def gradients(q: ArrayLike, k: ArrayLike, v: ArrayLike, grad_out: ArrayLike) -> 
     figure, axes = canvas(pitch * N + 2.4, 13.0)
     for t in range(N):
         x, i = pitch * t + 1.5, t + 1
-        entries(axes, x, 0, S[t] @ grad_out[t], PALE_GREEN, f"$dq_{i}$")
+        entries(axes, x, 0, S[t] @ grad_out[t], pale.GREEN, f"$dq_{i}$")
         arrow(axes, (x + 1, 3), (x + 1, 1))
         write(axes, x + 1.2, 2.1, f"$do_{i}$", ha="left")
-        entries(axes, x, 3, S[t], PALE_BLUE)
+        entries(axes, x, 3, S[t], pale.BLUE)
         write(axes, x + 2.1, 3.45, f"$S_{i}$", ha="left")
-        entries(axes, x, 6.2, dS[t], PALE_VERMILION)
+        entries(axes, x, 6.2, dS[t], pale.VERMILION)
         axes.text(x - 0.1, 6.65, f"$dS_{i}$", va="center", ha="right")
         arrow(axes, (x + 1, 8.2), (x + 1, 10))
         write(axes, x + 1.2, 9.1, f"$v_{i},\\ k_{i}$", ha="left")
-        entries(axes, x, 10, dS[t] @ v[t], PALE_GREEN)
-        entries(axes, x, 11.2, dS[t].T @ k[t], PALE_GREEN)
+        entries(axes, x, 10, dS[t] @ v[t], pale.GREEN)
+        entries(axes, x, 11.2, dS[t].T @ k[t], pale.GREEN)
         for y, name in ((10.5, "dk"), (11.7, "dv")):
             write(axes, x - 0.15, y, f"${name}_{i}$", ha="right")
     for t in range(N + 1):

@@ -9,19 +9,12 @@ from matplotlib.patches import Polygon
 from numpy.typing import NDArray
 
 from lesson_code.numpy import attention_weights
+from lesson_code.plots import pale
 from lesson_code.plots.cells import box, canvas, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION
 from lesson_code.plots.lines import bars
 from lesson_code.plots.matrices import draw_causal, draw_matrix
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    INK,
-    PALE_BLUE,
-    VERMILION,
-    BookFigure,
-    drawing,
-    new_figure,
-)
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -63,7 +56,7 @@ def tiles(num_tiles: int) -> BookFigure:
             rectangle(axes, x, y, 1, 1, "none", "#c4c4c4")
             continue
         order += 1
-        fill, color = (VERMILION, "white") if (i, x) == current else (PALE_BLUE, INK)
+        fill, color = (VERMILION, "white") if (i, x) == current else (pale.BLUE, INK)
         if i == x:
             axes.add_patch(Polygon([(x, y), (x + 1, y), (x, y + 1)], fc=fill, ec="none"))
             rectangle(axes, x, y, 1, 1, "none")

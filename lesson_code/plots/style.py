@@ -1,9 +1,7 @@
 """One look for every figure of the book.
 
-The colors are those of Okabe and Ito (2008), which stay apart in color-blind vision; lines also
-differ in dash and marker, so that they stay apart in print. Figures are made without pyplot:
-nothing global changes, and a function returns a figure that notebooks show as SVG, the same bytes
-every time.
+Figures are made without pyplot: nothing global changes, and a function returns a figure that
+notebooks show as SVG, the same bytes every time.
 """
 
 from __future__ import annotations
@@ -17,26 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-BLUE, VERMILION, GREEN, PINK, SKY, ORANGE = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#e69f00",
-)
-INK, GRAY = "#222222", "#6b6b6b"
-PALE_BLUE, PALE_VERMILION, PALE_GREEN, PALE_GRAY = "#cfe3f2", "#fbdcc6", "#cdebe0", "#ececec"
-COLORS = (BLUE, VERMILION, GREEN, PINK, SKY, ORANGE)
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1)), "-")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-
-LOOKS = [
-    *zip(COLORS, DASHES, MARKERS, strict=True),
-    (INK, "-", "X"),
-    (GRAY, "--", "*"),
-    ("#8a3800", (0, (4, 1, 1, 1)), "h"),
-]
+from lesson_code.plots.colors import GRAY, INK
 
 STYLE: dict[Any, Any] = {
     "font.size": 11,
@@ -88,16 +67,3 @@ def new_figure(
     """An empty figure and its axes, (rows, columns). Call it inside a `drawing` function."""
     figure = BookFigure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **grid)
-
-
-def look(index: int, **changed) -> dict[str, Any]:
-    """Color, dashes and marker of a line: those that no other line of the figure has."""
-    color, dashes, marker = LOOKS[index % len(LOOKS)]
-    return {"color": color, "linestyle": dashes, "marker": marker, **changed}
-
-
-def luminance(rgba) -> float:
-    """Relative luminance of a color, on which the contrast of a text with its ground depends."""
-    rgb = np.array(rgba[:3])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    return float(linear @ (0.2126, 0.7152, 0.0722))

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from lesson_code import plots
-from lesson_code.plots.style import luminance
+from lesson_code.plots.colors import luminance
 from tests.plots.conftest import texts
 
 RNG = np.random.default_rng(0)

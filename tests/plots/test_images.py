@@ -8,7 +8,7 @@ from matplotlib.colors import same_color
 from matplotlib.patches import Rectangle
 
 from lesson_code.plots import images
-from lesson_code.plots.style import VERMILION
+from lesson_code.plots.colors import VERMILION
 from tests.plots.conftest import words
 
 LEVELS = 5

@@ -7,15 +7,8 @@ import pytest
 from matplotlib.colors import same_color
 from matplotlib.patches import Circle
 
-from lesson_code.plots import kernels
-from lesson_code.plots.kernels import PALE_YELLOW
-from lesson_code.plots.style import (
-    BLUE,
-    PALE_BLUE,
-    PALE_GREEN,
-    PALE_VERMILION,
-    VERMILION,
-)
+from lesson_code.plots import kernels, pale
+from lesson_code.plots.colors import BLUE, VERMILION
 from tests.plots.conftest import patches, texts, words
 
 LANES = np.arange(32)
@@ -57,7 +50,7 @@ def test_the_first_pass_walks_and_the_second_does_not(chunks: int) -> None:
     figure = kernels.chunk_passes(chunks)
     first, states, second = (
         [p.get_y() for p in patches(figure, color=color)]
-        for color in (PALE_VERMILION, PALE_BLUE, PALE_GREEN)
+        for color in (pale.VERMILION, pale.BLUE, pale.GREEN)
     )
     assert len(first) == len(states) == len(second) == chunks
     assert (np.diff(first) >= 1).all()
@@ -106,7 +99,7 @@ def test_lanes_hold_what_the_manual_says() -> None:
     rounded = {(round(x, 3), round(y, 3)): lane for (x, y), lane in expected.items()}
     assert len(rounded) == 32 * 8
     assert lane_at == rounded
-    names = (PALE_BLUE, PALE_VERMILION, PALE_YELLOW, PALE_GREEN)
+    names = (pale.BLUE, pale.VERMILION, pale.YELLOW, pale.GREEN)
     for (x, y), register in colors.items():
         fill = fill_at[round(x, 3), round(y, 3)].get_facecolor()[:3]
         assert same_color(fill, names[register])
@@ -124,7 +117,7 @@ def test_the_frames_are_those_of_one_lane(lane: int) -> None:
 @pytest.mark.parametrize(("segments", "chunks"), [(3, 4), (2, 3)])
 def test_segments_start_together_and_walk_twice(segments: int, chunks: int) -> None:
     figure = kernels.segments(segments, chunks)
-    for color in (PALE_VERMILION, PALE_GREEN):
+    for color in (pale.VERMILION, pale.GREEN):
         rows, counts = np.unique(
             [round(p.get_y(), 6) for p in patches(figure, color=color)], return_counts=True
         )
@@ -151,7 +144,7 @@ def test_lines_are_counted_as_the_emulator_counts_them(offsets, size: int) -> No
     lines, _, sectors, _ = (int(x[0]) for x in trace._lines(*events(trace, offsets, size)))
     (title,) = (axes.get_title() for axes in figure.axes)
     assert title == f"lanes: {lines} line{'s' * (lines > 1)}"
-    assert len(patches(figure, color=PALE_VERMILION)) == sectors
+    assert len(patches(figure, color=pale.VERMILION)) == sectors
     asked = patches(figure, color=BLUE)
     assert len(asked) == len({*offsets} - {-1})
     assert {p.get_width() for p in asked} == {size}
@@ -178,8 +171,8 @@ def test_passes_are_counted_as_the_emulator_counts_them(offsets, size: int) -> N
     passes, ideal = (int(x[0]) for x in trace._bank_passes(*events(trace, offsets, size)))
     (title,) = (axes.get_title() for axes in figure.axes)
     assert title == f"lanes: {passes} pass{'es' * (passes > 1)}"
-    assert bool(patches(figure, color=PALE_VERMILION)) == (passes > ideal)
-    hit = patches(figure, color=PALE_VERMILION) + patches(figure, color=BLUE)
+    assert bool(patches(figure, color=pale.VERMILION)) == (passes > ideal)
+    hit = patches(figure, color=pale.VERMILION) + patches(figure, color=BLUE)
     assert len(hit) == sum(offsets >= 0) * size // 4
 
 

@@ -11,8 +11,8 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Annotation
 
 from lesson_code import costs
-from lesson_code.plots import machines
-from lesson_code.plots.style import BLUE, PALE_BLUE, PALE_GREEN, PALE_VERMILION
+from lesson_code.plots import machines, pale
+from lesson_code.plots.colors import BLUE
 from tests.plots.conftest import patches, words
 
 MODEL = {"latency": 1e-4, "bandwidth": 1e9}
@@ -59,19 +59,19 @@ def test_a_rank_has_the_sum_of_what_reaches_it(ranks: int) -> None:
     }
     before = [
         numbers[tuple(np.round((box.get_x() + 0.5, box.get_y() + 0.5), 3))]
-        for box in patches(figure, color=PALE_BLUE)
+        for box in patches(figure, color=pale.BLUE)
     ]
     expected = np.cumsum([np.zeros((2, 3)), *writes[:-1]], axis=0)
     assert before == expected.ravel().tolist()
-    assert len(patches(figure, color=PALE_VERMILION)) == 6 * ranks
-    assert len(patches(figure, color=PALE_GREEN)) == 3 * ranks
+    assert len(patches(figure, color=pale.VERMILION)) == 6 * ranks
+    assert len(patches(figure, color=pale.GREEN)) == 3 * ranks
     assert len(arrows(figure, BLUE)) == ranks * (ranks - 1) // 2
 
 
 def test_a_fold_begins_when_both_the_inside_and_the_states_are_there() -> None:
     inside = [1.0, 6.0, 2.5]
     figure = machines.timeline(inside)
-    states, folds = patches(figure, color=PALE_BLUE), patches(figure, color=PALE_GREEN)
+    states, folds = patches(figure, color=pale.BLUE), patches(figure, color=pale.GREEN)
     works = [box for box in patches(figure, color="white") if box.get_width() in inside]
     assert [box.get_width() for box in works] == inside
     for work, state, fold in zip(works, states, folds, strict=True):

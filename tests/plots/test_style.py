@@ -11,8 +11,9 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from lesson_code import plots
+from lesson_code.plots.colors import luminance
 from lesson_code.plots.matrices import draw_matrix
-from lesson_code.plots.style import drawing, luminance, new_figure
+from lesson_code.plots.style import drawing, new_figure
 
 N = np.arange(1, 30)
 
