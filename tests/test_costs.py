@@ -350,8 +350,10 @@ def test_wrong_arguments_are_named(name):
         for value in (2.0, "2", True):
             with pytest.raises(TypeError, match=rf"^{key} "):
                 call(name, **{key: value})
+        if may_be_0 := key in ("N", "extra"):
+            call(name, **{key: 0})
         with pytest.raises(ValueError, match=rf"^{key} "):
-            call(name, **{key: -1 if key in ("N", "extra") else 0})
+            call(name, **{key: -1 if may_be_0 else 0})
     for key in flags:
         with pytest.raises(TypeError, match=f"^{key} must be True or False"):
             call(name, **{key: 1})

@@ -5,12 +5,15 @@ The unit of a canvas is one cell of a matrix, and y goes downward where its limi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.colors import GRAY
+from lesson_code.plots import pale
+from lesson_code.plots.colors import BLUE, GRAY, GREEN
 from lesson_code.plots.style import BookFigure, new_figure
 
 
@@ -76,3 +79,23 @@ def way(
     xs, ys = zip(*points[:-1], strict=True)
     axes.plot(xs, ys, color=color, linewidth=linewidth, solid_capstyle="butt")
     arrow(axes, before, last, color, gap=0, linewidth=linewidth, **style)
+
+
+def scan_row(
+    axes: Axes, y: float, row: Iterable, finished: int, pitch: float, width: float = 1
+) -> None:
+    """One row of a scan, a box for each item; the first `finished` ones are complete."""
+    for i, item in enumerate(row):
+        fill, edge = (pale.GREEN, GREEN) if i < finished else ("white", GRAY)
+        box(axes, pitch * i, y, width, 1, str(item), fill, edge)
+
+
+def scan_arrows(
+    axes: Axes, top: float, bottom: float, N: int, distance: int, pitch: float, width: float = 1
+) -> None:
+    """From each item of one row to itself, and to that at the distance, in the next row."""
+    for i in range(N):
+        x = pitch * i + width / 2
+        arrow(axes, (x, top), (x, bottom), "#b5b5b5")
+        if i >= distance:
+            arrow(axes, (x - pitch * distance, top), (x, bottom), BLUE)

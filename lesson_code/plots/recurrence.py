@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from lesson_code.numpy import identity, linear_attention
 from lesson_code.plots import pale
-from lesson_code.plots.cells import arrow, box, canvas, entries, rectangle, write
-from lesson_code.plots.colors import BLUE, GRAY, GREEN, look
+from lesson_code.plots.cells import (
+    arrow,
+    canvas,
+    entries,
+    rectangle,
+    scan_arrows,
+    scan_row,
+    write,
+)
+from lesson_code.plots.colors import look
 from lesson_code.plots.lines import legend_below
 from lesson_code.plots.matrices import draw_matrix
 from lesson_code.plots.style import BookFigure, drawing, new_figure
@@ -117,23 +124,3 @@ def hillis_steele(numbers: Sequence[int]) -> BookFigure:
         scan_row(axes, y, row, distance, pitch)
     axes.set(xlim=(-3.4, pitch * (N - 1) + 1.1), ylim=(height * rounds + 1.1, -0.1))
     return figure
-
-
-def scan_row(
-    axes: Axes, y: float, row: Iterable, finished: int, pitch: float, width: float = 1
-) -> None:
-    """One row of a scan, a box for each item; the first `finished` ones are complete."""
-    for i, item in enumerate(row):
-        fill, edge = (pale.GREEN, GREEN) if i < finished else ("white", GRAY)
-        box(axes, pitch * i, y, width, 1, str(item), fill, edge)
-
-
-def scan_arrows(
-    axes: Axes, top: float, bottom: float, N: int, distance: int, pitch: float, width: float = 1
-) -> None:
-    """From each item of one row to itself, and to that at the distance, in the next row."""
-    for i in range(N):
-        x = pitch * i + width / 2
-        arrow(axes, (x, top), (x, bottom), "#b5b5b5")
-        if i >= distance:
-            arrow(axes, (x - pitch * distance, top), (x, bottom), BLUE)

@@ -8,9 +8,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lesson_code.plots import pale
-from lesson_code.plots.cells import arrow, box, canvas, entries, rectangle, write
+from lesson_code.plots.cells import (
+    arrow,
+    box,
+    canvas,
+    entries,
+    rectangle,
+    scan_arrows,
+    scan_row,
+    write,
+)
 from lesson_code.plots.colors import BLUE, GRAY, VERMILION
-from lesson_code.plots.recurrence import scan_arrows, scan_row
 from lesson_code.plots.style import BookFigure, drawing
 
 
