@@ -32,7 +32,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lesson_code import results
-from lesson_code.images import digits
+from lesson_code.data import digits
 from lesson_code.torch.modules import ImageModel, LinearAttention, SoftmaxAttention
 
 # All that a result depends on. A change of anything else that matters raises the version.
@@ -94,7 +94,7 @@ def sublayers(block):
 def train(model, settings, seed):
     """The best mean of the weights, its step, and the bits at each look."""
     rng = np.random.default_rng(seed)
-    images = torch.from_numpy(digits()[0])
+    images = torch.from_numpy(digits.load()[0])
     apart, images = images.split([settings["set_apart"], len(images) - settings["set_apart"]])
     add_dropout(model, settings["dropout"])
     optimizer = torch.optim.AdamW(
@@ -136,7 +136,7 @@ def run(job):
     model = make_model(mixer, settings)
     weights, step, curve = train(model, settings, seed)
     model.load_state_dict(weights)
-    bits = bits_of_images(model.eval(), torch.from_numpy(digits()[1]))
+    bits = bits_of_images(model.eval(), torch.from_numpy(digits.load()[1]))
     row = {
         "mixer": mixer,
         "seed": seed,

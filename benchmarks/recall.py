@@ -38,7 +38,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from lesson_code import results, tasks
+from lesson_code import results
+from lesson_code.data import tasks
 from lesson_code.torch import taylor, token_shift
 from lesson_code.torch.modules import (
     DeltaNet,

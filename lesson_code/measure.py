@@ -104,11 +104,6 @@ def keep_freed_memory() -> bool:
     -------
     bool
         Whether this system could be told so: it is Linux with glibc.
-
-    Examples
-    --------
-    >>> keep_freed_memory() in (True, False)
-    True
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -17,7 +17,7 @@ import torch
 
 import lesson_code.torch as lt
 from lesson_code import costs, results
-from lesson_code.images import digits
+from lesson_code.data import digits
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
@@ -217,7 +217,7 @@ def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
         assert row["step"] == settings["every"] * (1 + np.argmin(row["curve"]))
 
     # The weights are those whose bits the file has.
-    train_images, held_out = map(torch.from_numpy, digits())
+    train_images, held_out = map(torch.from_numpy, digits.load())
     mixers = {
         "linear": lt.LinearAttention,
         "softmax": lambda width, num_heads: lt.SoftmaxAttention(width, num_heads, rotary=False),

@@ -1,5 +1,6 @@
-"""The counts, against loops that count one by one, and against the numbers that the book quotes."""
+"""The counts, against numbers that count their own operations and arrays that tell their size."""
 
+import inspect
 from functools import partial
 
 import numpy as np
@@ -13,63 +14,67 @@ widths = st.integers(1, 300)
 lengths = st.integers(0, 100_000)
 
 
-def test_the_matrix_of_the_fifth_source():
-    assert costs.attention_matrix_entries(512) == 262_144
-    assert costs.attention_matrix_entries(4_000) == 16_000_000
-    assert costs.attention_matrix_entries(100_000) == 10_000_000_000
-    assert costs.attention_matrix_entries(10_000) == 100_000_000
-    assert costs.attention_matrix_entries(0) == 0
+class Counted:
+    """A number that counts: a product is an operation, and a sum is one unless it takes a product.
+
+    So is the product that an addition follows, or an addition alone, once.
+    """
+
+    operations = 0
+
+    def __init__(self, value, product=False):
+        self.value, self.product = float(value), product
+
+    def __mul__(self, other):
+        Counted.operations += 1
+        return Counted(self.value * other.value, product=True)
+
+    def __add__(self, other):
+        Counted.operations += not (self.product or other.product)
+        return Counted(self.value + other.value)
 
 
-def test_the_cache_of_a_long_text():
-    assert round(costs.kv_cache_bytes(100_000, 4_096) / 1e9, 2) == 1.64
-    assert costs.kv_cache_bytes(10, 64, bytes_per_number=4) == 10 * 2 * 64 * 4
+def counted(x):
+    return np.vectorize(Counted, otypes=[object])(x)
 
 
-def test_heads_of_half_the_width_cache_the_same_in_all():
-    assert costs.kv_cache_entries(7, 32, 32, num_kv_heads=4) == costs.kv_cache_entries(7, 128, 128)
-    assert costs.kv_cache_entries(7, 3, 5) == 7 * 8
-    assert costs.latent_cache_entries(7, 16) == 112
-
-
-def test_the_operations_of_the_third_source():
-    quadratic, linear = (
-        costs.quadratic_operations(10_000, 64, 64),
-        costs.linear_operations(10_000, 64, 64),
-    )
-    assert quadratic.total == 12_800_000_000 == sum(quadratic._asdict().values())
-    assert linear.total == 83_200_000 == sum(linear._asdict().values())
-
-
-@pytest.mark.parametrize("N, D, M, C", [(1, 2, 3, 4), (5, 3, 2, 7), (4, 1, 1, 1), (0, 2, 2, 2)])
-def test_operations_against_loops_that_count(N, D, M, C):
-    scores = sum(1 for _ in range(N) for _ in range(N) for _ in range(D))
-    weighted = sum(1 for _ in range(N) for _ in range(N) for _ in range(M))
-    assert costs.quadratic_operations(N, D, M) == (scores, weighted)
-
-    state = sum(1 for _ in range(N) for _ in range(C) for _ in range(M))
-    normalizer = sum(1 for _ in range(N) for _ in range(C))
-    assert costs.linear_operations(N, C, M) == (state, normalizer, state, normalizer)
-
-
-def test_memory_against_arrays():
-    N, C, M = 11, 5, 3
+def draw(*shapes):
     rng = np.random.default_rng(0)
-    features, v = rng.normal(size=(N, C)), rng.normal(size=(N, M))
-    out = features @ features.T @ v
-    assert costs.quadratic_memory(N, M) == (features @ features.T).size + out.size
-    assert costs.linear_memory(N, C, M) == features.size + out.size + (features.T @ v).size
-    states = np.cumsum(features[:, :, None] * v[:, None, :], axis=0)
-    assert costs.cumsum_memory(N, C, M) == states.size
-    assert costs.state_entries(C, M) == states[-1].size
-    z = features.sum(0)
-    assert costs.state_entries(C, M, normalizer=True) == states[-1].size + z.size
+    return [counted(rng.normal(size=shape)) for shape in shapes]
 
 
-@given(N=lengths, C=widths, M=widths)
-def test_the_cumulative_sum_keeps_more_than_the_matrix_while_n_is_small(N, C, M):
-    more = costs.cumsum_memory(N, C, M) > costs.attention_matrix_entries(N)
-    assert more == (0 < N < C * M)
+def zeros(*shape):
+    return counted(np.zeros(shape))
+
+
+def operations(compute):
+    Counted.operations = 0
+    compute()
+    return Counted.operations
+
+
+# --- One head: operations ----------------------------------------------------------------------
+
+
+def test_numbers_count_themselves():
+    a, b = draw((4, 3), (3, 5))
+    assert operations(lambda: a @ b) == 4 * 3 * 5
+    assert operations(lambda: a + a) == 4 * 3
+
+
+@pytest.mark.parametrize("N, C, M", [(0, 2, 2), (1, 2, 3), (5, 3, 2), (4, 1, 1)])
+def test_operations_are_those_of_the_two_brackets(N, C, M):
+    q, k, v, z = draw((N, C), (N, C), (N, M), C)
+    S = k.T @ v if N else zeros(C, M)
+    terms = operations(lambda: q @ k.T), operations(lambda: zeros(N, N) @ v)
+    assert costs.quadratic_operations(N, C, M) == terms
+    assert costs.quadratic_operations(N, C, M).total == sum(terms)
+    terms = [lambda: k.T @ v, lambda: sum(k, zeros(C)), lambda: q @ S, lambda: q @ z]
+    terms = tuple(map(operations, terms))
+    assert costs.linear_operations(N, C, M) == terms
+    assert costs.linear_operations(N, C, M).total == sum(terms)
+    step = operations(lambda: z @ k.T) + operations(lambda: zeros(1, N) @ v)
+    assert costs.cached_step_operations(N, C, M) == step
 
 
 @given(D=widths, M=widths, C=widths)
@@ -82,69 +87,139 @@ def test_crossover_is_the_smallest_n(D, M, C):
     assert linear_is_cheaper(N) and not linear_is_cheaper(N - 1)
 
 
-@given(D=widths, M=widths, C=widths)
-def test_the_cache_passes_the_state_at_the_smallest_n(D, M, C):
-    N, state = costs.cache_passes_state(D, M, C), costs.state_entries(C, M)
-    assert costs.kv_cache_entries(N, D, M) >= state > costs.kv_cache_entries(N - 1, D, M)
-
-
 @pytest.mark.parametrize("D", [2, 16, 64, 128])
 def test_both_crossings_when_all_widths_are_equal(D):
     assert costs.cache_passes_state(D, D) == D // 2
     assert costs.crossover(D, D) == D + 2  # the counts are equal at D + 1
 
 
-def test_a_step_costs_its_share():
-    N, D, M = 6, 3, 2
-    steps = sum(costs.cached_step_operations(t, D, M) for t in range(1, N + 1))
-    assert 2 * steps == costs.quadratic_operations(N, D, M).total + N * (D + M)
-    assert N * costs.linear_operations(1, D, M).total == costs.linear_operations(N, D, M).total
+# --- One head: what is kept --------------------------------------------------------------------
 
 
-@given(N=st.integers(0, 300), C=widths, M=widths)
-def test_a_scan_is_counted_as_its_rounds_run(N, C, M):
-    rounds = additions = 0
-    distance = 1
-    while distance < N:
-        additions += sum(1 for i in range(N) if i >= distance)
-        distance, rounds = 2 * distance, rounds + 1
-    in_order = max(N - 1, 0)  # additions of the recurrence, each with a multiplication before it
-    state = costs.state_entries(C, M, normalizer=True)
-    assert costs.scan_cost(N, C, M) == (
-        costs.recurrent_cost(N, C, M).work + (additions - in_order) * state,
-        N * state,
-        rounds,
-    )
+def test_memory_against_arrays():
+    N, C, M = 11, 5, 3
+    rng = np.random.default_rng(0)
+    features, v = rng.normal(size=(N, C)), rng.normal(size=(N, M))
+    out, z = features @ features.T @ v, features.sum(0)
+    assert costs.attention_matrix_entries(N) == (features @ features.T).size
+    assert costs.quadratic_memory(N, M) == (features @ features.T).size + out.size
+    assert costs.linear_memory(N, C, M) == features.size + out.size + (features.T @ v).size
+    states = np.cumsum(features[:, :, None] * v[:, None, :], axis=0)
+    assert costs.cumsum_memory(N, C, M) == states.size
+    assert costs.state_entries(C, M) == states[-1].size
+    assert costs.state_entries(C, M, normalizer=True) == states[-1].size + z.size
 
 
-@given(N=st.integers(0, 300), C=widths, M=widths, L=widths)
-def test_chunks_are_counted_one_by_one(N, C, M, L):
-    lengths = [min(L, N - start) for start in range(0, N, L)]
-    state = costs.state_entries(C, M, normalizer=True)
-    inside = sum(n * n * (C + M) for n in lengths)
-    written_and_read = sum(2 * n * state for n in lengths)
-    assert costs.chunkwise_cost(N, C, M, L) == (
-        inside + written_and_read,
-        max((n * n for n in lengths), default=0) + state,
-        len(lengths),
-    )
+def test_caches_against_arrays():
+    N, H, D, M, R = 7, 4, 3, 5, 16
+    k, v = np.zeros((H, N, D)), np.zeros((H, N, M))
+    assert costs.kv_cache_entries(N, D, M, num_kv_heads=H) == k.size + v.size
+    assert costs.kv_cache_entries(N, D, M) == k[0].size + v[0].size
+    assert costs.latent_cache_entries(N, R) == np.zeros((N, R)).size
+    for dtype in (np.float16, np.float32):
+        cache = np.zeros((2, N, 12), dtype)
+        assert costs.kv_cache_bytes(N, 12, bytes_per_number=cache.itemsize) == cache.nbytes
+    assert costs.kv_cache_bytes(N, 12) == np.zeros((2, N, 12), np.float16).nbytes
 
 
 @given(N=lengths, C=widths, M=widths)
-def test_a_cumulative_sum_is_a_recurrence_that_keeps_its_states(N, C, M):
-    recurrent, cumsum = costs.recurrent_cost(N, C, M), costs.cumsum_cost(N, C, M)
-    assert (cumsum.work, cumsum.depth) == (recurrent.work, recurrent.depth)
-    assert recurrent == (N * costs.linear_operations(1, C, M).total, (M + 1) * C, N)
-    assert cumsum.memory == costs.cumsum_memory(N, C, M + 1)  # z is one column more
+def test_the_cumulative_sum_keeps_more_than_the_matrix_while_n_is_small(N, C, M):
+    more = costs.cumsum_memory(N, C, M) > costs.attention_matrix_entries(N)
+    assert more == (0 < N < C * M)
 
 
-@given(N=st.integers(1, 1_000), C=widths, M=widths)
-def test_one_chunk_is_the_masked_form_and_a_state(N, C, M):
-    masked, recurrent = costs.masked_cost(N, C, M), costs.recurrent_cost(N, C, M)
-    one = costs.chunkwise_cost(N, C, M, L=N)
-    assert masked == (costs.quadratic_operations(N, C, M).total, N * N, 1)
-    assert one == (masked.work + recurrent.work, masked.memory + recurrent.memory, masked.depth)
-    assert costs.chunkwise_cost(N, C, M, L=N + 7) == one
+@given(D=widths, M=widths, C=widths)
+def test_the_cache_passes_the_state_at_the_smallest_n(D, M, C):
+    N, state = costs.cache_passes_state(D, M, C), costs.state_entries(C, M)
+    assert costs.kv_cache_entries(N, D, M) >= state > costs.kv_cache_entries(N - 1, D, M)
+
+
+# --- The causal forms: each returns what it computes, what it keeps, and its steps ---------------
+
+
+def masked(q, k, v):
+    weights = causal(q @ k.T)
+    return weights @ v, weights.size, min(len(q), 1)
+
+
+def causal(scores):
+    return np.where(np.tri(*scores.shape, dtype=bool), scores, Counted(0))
+
+
+def written(k, v, S, z):
+    for k_t, v_t in zip(k, v, strict=True):
+        S, z = S + np.outer(k_t, v_t), z + k_t
+    return S, z
+
+
+def recurrent(q, k, v):
+    S, z, out = zeros(k.shape[1], v.shape[1]), zeros(k.shape[1]), []
+    for t, q_t in enumerate(q):
+        S, z = written(k[t : t + 1], v[t : t + 1], S, z)
+        out.append((q_t @ S, q_t @ z)[0])
+    return out, S.size + z.size, len(q)
+
+
+def pairs(k, v):
+    """The pair (k_t v_t, k_t) of each token as a matrix, the first added to an empty state."""
+    items = [np.column_stack([np.outer(*token), token[0]]) for token in zip(k, v, strict=True)]
+    return [zeros(*items[0].shape) + items[0], *items[1:]] if items else []
+
+
+def read(q, states):
+    out = [q_t @ state for q_t, state in zip(q, states, strict=True)]
+    return [numbers[:-1] for numbers in out], sum(state.size for state in states)
+
+
+def cumsum(q, k, v):
+    states = pairs(k, v)
+    for t in range(1, len(states)):
+        states[t] = states[t - 1] + states[t]
+    return *read(q, states), len(states)
+
+
+def scan(q, k, v):
+    states, distance, rounds = pairs(k, v), 1, 0
+    while distance < len(states):
+        later = [a + b for a, b in zip(states, states[distance:], strict=False)]
+        states, distance, rounds = states[:distance] + later, 2 * distance, rounds + 1
+    return *read(q, states), rounds
+
+
+def chunkwise(q, k, v, L):
+    S, z, out, most = zeros(k.shape[1], v.shape[1]), zeros(k.shape[1]), [], 0
+    starts = range(0, len(q), L)
+    for start in starts:
+        chunk = slice(start, start + L)
+        inside = causal(q[chunk] @ k[chunk].T)
+        out += list(np.hstack([inside, q[chunk]]) @ np.vstack([v[chunk], S]))
+        q[chunk] @ z
+        S, z = written(k[chunk], v[chunk], S, z)
+        most = max(most, inside.size)
+    return out, most + S.size + z.size, len(starts)
+
+
+FORMS = {form.__name__: form for form in (masked, recurrent, cumsum, scan)}
+FORMS |= {f"chunks of {L}": partial(chunkwise, L=L) for L in (1, 3, 8, 11)}
+
+
+@pytest.mark.parametrize("N", [0, 1, 2, 5, 8, 11])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_causal_form_costs_what_its_numbers_count(name, N):
+    C, M = 3, 2
+    q, k, v = draw((N, C), (N, C), (N, M))
+    Counted.operations = 0
+    out, kept, steps = FORMS[name](q, k, v)
+    work = Counted.operations
+    if name.startswith("chunks"):
+        cost = costs.chunkwise_cost(N, C, M, **FORMS[name].keywords)
+    else:
+        cost = getattr(costs, f"{name}_cost")(N, C, M)
+    assert cost == (work, kept, steps)
+    values = np.vectorize(lambda x: x.value, otypes=[float])
+    q, k, v = values(q), values(k), values(v)
+    expected = np.tril(q @ k.T) @ v  # it is the form that it claims to be
+    np.testing.assert_allclose(values(np.reshape(out, (N, M))), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_numpy_integers_give_plain_ones():
@@ -156,52 +231,59 @@ def test_numpy_integers_give_plain_ones():
     assert set(map(type, costs.chunkwise_cost(N, 64, 64, np.int32(64)))) == {int}
 
 
-models = st.fixed_dictionaries(
-    {"layers": st.integers(1, 4), "feed_forward": st.integers(0, 5), "outputs": st.integers(0, 9)}
+# --- A model that generates ----------------------------------------------------------------------
+
+
+def layer_shapes(F):
+    return [(F, F)] * 4 + [(F, 4 * F), (4 * F, F)]
+
+
+GENERATED = pytest.mark.parametrize(
+    "N, heads, M, layers", [(0, 1, 2, 1), (1, 2, 2, 2), (4, 2, 3, 2)]
 )
 
 
-@given(N=st.integers(0, 40), heads=st.integers(1, 4), M=st.integers(1, 9), model=models)
-def test_generation_is_counted_token_by_token(N, heads, M, model):
+@GENERATED
+def test_generation_is_counted_token_by_token(N, heads, M, layers):
     F = heads * M
-    sizes = [(F, F)] * 4 + [(F, model["feed_forward"] * F), (model["feed_forward"] * F, F)]
-    layer = sum(rows * columns for rows, columns in sizes)
-    last = F * model["outputs"]
-    recomputed, visible, cached, recurrent = (np.zeros(2, int) for _ in range(4))
+    weights = [zeros(*shape) for shape in layer_shapes(F)]
+    k, S = zeros(M), zeros(M, M)
+    of_weights = operations(lambda: [zeros(len(matrix)) @ matrix for matrix in weights])
+    of_state = heads * operations(lambda: (written([k], [k], S, k), k @ S, k @ k))
+    of_query = [  # that sees t tokens
+        heads * operations(lambda t=t: (k @ zeros(M, t), zeros(t) @ zeros(t, M)))
+        for t in range(N + 1)
+    ]
+    recomputed, visible, cached, recurrent = np.zeros((4, 2), int)
     for t in range(1, N + 1):
-        once = model["layers"] * layer + last
-        for query in range(1, t + 1):  # the prefix, of which only the last position has outputs
-            of_position = model["layers"] * layer + last * (query == t)
-            recomputed += of_position, model["layers"] * sum(2 * F for _ in range(t))
-            visible += of_position, model["layers"] * sum(2 * F for _ in range(query))
-        cached += once, model["layers"] * sum(2 * F for _ in range(t))
-        written_and_read = heads * 2 * (M * M + M)
-        recurrent += once, model["layers"] * written_and_read
-    assert costs.recomputed_generation_operations(N, F, **model) == tuple(recomputed)
-    assert costs.recomputed_generation_operations(N, F, skip_masked=True, **model) == tuple(visible)
-    assert costs.cached_generation_operations(N, F, **model) == tuple(cached)
-    assert costs.recurrent_generation_operations(N, F, heads=heads, **model) == tuple(recurrent)
+        recomputed += t * of_weights, t * of_query[t]
+        visible += t * of_weights, sum(of_query[1 : t + 1])
+        cached += of_weights, of_query[t]
+        recurrent += of_weights, of_state
+    model = {"N": N, "width": F, "layers": layers}
+    recomputing = partial(costs.recomputed_generation_operations, **model)
+    assert recomputing() == tuple(layers * recomputed)
+    assert recomputing(skip_masked=True) == tuple(layers * visible)
+    assert costs.cached_generation_operations(**model) == tuple(layers * cached)
+    of_rnn = costs.recurrent_generation_operations(**model, heads=heads)
+    assert of_rnn == tuple(layers * recurrent) and of_rnn.total == sum(of_rnn)
 
 
-@given(N=st.integers(0, 40), B=st.integers(1, 5), number=st.integers(1, 8), model=models)
-def test_bytes_of_generation_are_counted_step_by_step(N, B, number, model):
-    heads, M, C, entries = 2, 3, 5, 7
+@GENERATED
+def test_bytes_of_generation_are_those_of_the_arrays(N, heads, M, layers):
     F = heads * M
-    weights = model["layers"] * F * F * (4 + 2 * model["feed_forward"]) + F * model["outputs"]
-    read_weights = cache = state = 0
+    weights = [np.zeros(shape, np.float32) for shape in layer_shapes(F) * layers]
+    state = np.zeros((layers, heads, M, M + 1), np.float32)
+    of_token = np.zeros((layers, 2, F), np.float32)
+    read_weights = of_cache = of_state = 0
     for t in range(1, N + 1):
-        read_weights += weights * number
-        for _ in range(B * model["layers"]):
-            cache += (entries + t * entries) * number  # one token written, t read
-            state += 2 * heads * (C * M + C) * 4  # read and written, in float32
-    sizes = {"batch_size": B, "bytes_per_number": number, **model}
-    cached = costs.cached_generation_bytes(N, F, entries=entries, **sizes)
-    assert cached == (read_weights, cache)
-    recurrent = costs.recurrent_generation_bytes(N, F, heads=heads, C=C, **sizes)
-    assert recurrent == (read_weights, state)
-    assert (cached.total, recurrent.total) == (read_weights + cache, read_weights + state)
-    whole = costs.cached_generation_bytes(N, F, entries=2 * F, **sizes)
-    assert costs.cached_generation_bytes(N, F, **sizes) == whole
+        read_weights += sum(matrix.nbytes for matrix in weights)
+        of_cache += of_token.nbytes + np.stack([of_token] * t).nbytes  # written, read
+        of_state += 2 * state.nbytes
+    cached = costs.cached_generation_bytes(N, F, layers)
+    recurrent = costs.recurrent_generation_bytes(N, F, layers, heads=heads)
+    assert cached == (read_weights, of_cache) and recurrent == (read_weights, of_state)
+    assert (cached.total, recurrent.total) == (read_weights + of_cache, read_weights + of_state)
 
 
 @pytest.mark.parametrize("N, layers, bounds", [(784, 8, [515, 450]), (3_072, 16, [3_510, 2_508])])
@@ -214,12 +296,7 @@ def test_the_bound_on_how_much_faster_an_rnn_draws(N, layers, bounds):
     assert [round(total / rnn) for total in recomputed] == bounds
 
 
-def test_heads_that_do_not_divide_the_width():
-    for function in (costs.recurrent_generation_operations, costs.recurrent_generation_bytes):
-        with pytest.raises(ValueError, match="^width must be a multiple of heads, 3, got 8"):
-            function(5, 8, 2, heads=3)
-    with pytest.raises(TypeError, match="^skip_masked must be True or False"):
-        costs.recomputed_generation_operations(5, 8, 2, skip_masked=1)
+# --- A sequence over ranks -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
@@ -230,109 +307,71 @@ def test_bytes_of_messages_that_are_passed_around_a_ring(ranks):
     sizes = {"heads": heads, "states": 2, "bytes_per_number": number}
     assert costs.state_exchange_bytes(ranks, C, M, **sizes) == sum(messages)
 
-    # Keys and values visit the other ranks. Backward they do so again, with the gradients so far,
-    # which go one step more, to where they belong.
-    N, D = 4 * ranks - (ranks > 1), 6
+    N, D = 4 * ranks - (ranks > 1), 6  # parts of 4, the last one shorter
     k, v = np.zeros((heads, 4, D), np.float16), np.zeros((heads, 4, M), np.float16)
     visits = [k.nbytes + v.nbytes for _ in range(ranks - 1)]
-    home = [k.nbytes + v.nbytes for _ in range(ranks if ranks > 1 else 0)]
     assert costs.ring_attention_bytes(ranks, N, D, M, heads=heads) == sum(visits)
-    backward = costs.ring_attention_bytes(ranks, N, D, M, heads=heads, backward=True)
-    assert backward == sum(visits + home)
-    with pytest.raises(TypeError, match="^backward must be True or False"):
-        costs.ring_attention_bytes(ranks, N, D, M, backward=1)
 
 
-@given(ranks=st.integers(1, 70), heads=widths, C=widths, M=widths, extra=st.integers(0, 2))
-def test_seconds_of_messages_that_follow_each_other(ranks, heads, C, M, extra):
-    message = 280 + 2 * heads * C * (M + extra) * 8
-    sizes = {"heads": heads, "extra": extra, "states": 2, "bytes_per_number": 8}
-    rates = {"latency": 0.25, "bandwidth": 1000}
+@given(ranks=st.integers(1, 70), heads=widths, C=widths, M=widths)
+def test_seconds_of_messages_that_follow_each_other(ranks, heads, C, M):
+    message = 280 + np.float32().nbytes * heads * C * (M + 1)
+    seconds = partial(
+        costs.exchange_seconds, ranks, C, M, heads=heads, latency=0.25, bandwidth=1000
+    )
     step = 2 * 0.25 + message / 1000
-    ring = costs.exchange_seconds(ranks, C, M, **sizes, **rates)
-    assert ring == pytest.approx((ranks - 1) * step)
-    sent = costs.state_exchange_bytes(ranks, C, M, **sizes)
-    assert ring == pytest.approx((ranks - 1) * 0.5 + sent / 1000)
+    assert seconds() == pytest.approx((ranks - 1) * step)
     rounds, known = 0, 1  # parts that a rank's state stands for
     while known < ranks:
         rounds, known = rounds + 1, 2 * known
-    scan = costs.exchange_seconds(ranks, C, M, **sizes, **rates, scan=True)
-    assert scan == pytest.approx(rounds * step)
-    assert costs.exchange_seconds(3, C, M, latency=0, bandwidth=1e9) > 0
+    assert seconds(scan=True) == pytest.approx(rounds * step)
 
 
-def test_rates_that_are_none():
-    sizes = {"ranks": 2, "C": 3, "M": 3, "latency": 1e-5, "bandwidth": 1e9}
-    for name, value, error in [
-        *(("latency", x, TypeError) for x in ("1", None, True)),
-        *(("bandwidth", x, TypeError) for x in ("1", None, True)),
-        *(("latency", x, ValueError) for x in (-1e-9, float("nan"), float("inf"))),
-        *(("bandwidth", x, ValueError) for x in (0, -1.0, float("nan"), float("inf"))),
-        ("scan", 1, TypeError),
-    ]:
-        with pytest.raises(error, match=rf"^{name} must "):
-            costs.exchange_seconds(**{**sizes, name: value})
-
+# --- What is refused -----------------------------------------------------------------------------
 
 RATES = {"latency": 1e-5, "bandwidth": 1e9}
-MAY_BE_0 = {"N", "extra", "feed_forward", "outputs"}
-MODEL = {"N": 3, "width": 2, "layers": 1, "feed_forward": 4, "outputs": 2}
-CALLS = {
-    costs.attention_matrix_entries: {"N": 3},
-    costs.kv_cache_entries: {"N": 3, "D": 2, "M": 2, "num_kv_heads": 1},
-    costs.latent_cache_entries: {"N": 3, "R": 2},
-    costs.kv_cache_bytes: {"N": 3, "width": 2, "bytes_per_number": 2},
-    costs.state_entries: {"C": 2, "M": 2},
-    costs.cache_passes_state: {"D": 2, "M": 2, "C": 2},
-    costs.quadratic_memory: {"N": 3, "M": 2},
-    costs.linear_memory: {"N": 3, "C": 2, "M": 2},
-    costs.cumsum_memory: {"N": 3, "C": 2, "M": 2},
-    costs.quadratic_operations: {"N": 3, "D": 2, "M": 2},
-    costs.linear_operations: {"N": 3, "C": 2, "M": 2},
-    costs.cached_step_operations: {"N": 3, "D": 2, "M": 2},
-    costs.crossover: {"D": 2, "M": 2, "C": 2},
-    costs.masked_cost: {"N": 3, "C": 2, "M": 2},
-    costs.recurrent_cost: {"N": 3, "C": 2, "M": 2},
-    costs.cumsum_cost: {"N": 3, "C": 2, "M": 2},
-    costs.scan_cost: {"N": 3, "C": 2, "M": 2},
-    costs.chunkwise_cost: {"N": 3, "C": 2, "M": 2, "L": 2},
-    costs.recomputed_generation_operations: MODEL,
-    costs.cached_generation_operations: MODEL,
-    costs.recurrent_generation_operations: {**MODEL, "heads": 1, "C": 2},
-    costs.cached_generation_bytes: {**MODEL, "batch_size": 1, "entries": 2, "bytes_per_number": 4},
-    costs.recurrent_generation_bytes: {
-        **{**MODEL, "heads": 1, "C": 2, "batch_size": 1},
-        **{"bytes_per_number": 4, "bytes_per_state_number": 4},
-    },
-    costs.state_exchange_bytes: {
-        **{"ranks": 3, "C": 2, "M": 2, "heads": 1},
-        **{"extra": 1, "states": 1, "bytes_per_number": 4},
-    },
-    costs.ring_attention_bytes: {
-        **{"ranks": 3, "N": 3, "D": 2, "M": 2, "heads": 1, "bytes_per_number": 2},
-    },
-    partial(costs.exchange_seconds, **RATES): {
-        **{"ranks": 3, "C": 2, "M": 2, "heads": 1},
-        **{"extra": 1, "states": 1, "bytes_per_number": 4},
-    },
-}
+FUNCTIONS = [name for name in costs.__all__ if name[0].islower()]
 
 
-def name_of(function):
-    return getattr(function, "func", function).__name__
+def call(name, **changed):
+    """Call a function with every count 2."""
+    parameters = inspect.signature(getattr(costs, name)).parameters
+    counts = {key: 2 for key, p in parameters.items() if p.annotation in (int, int | None)}
+    given = counts | {key: RATES[key] for key in parameters if key in RATES}
+    getattr(costs, name)(**given | changed)
+    return counts, [key for key, p in parameters.items() if p.annotation is bool]
 
 
-@pytest.mark.parametrize("function", CALLS, ids=name_of)
-def test_wrong_arguments_are_named(function):
-    for name in CALLS[function]:
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_wrong_arguments_are_named(name):
+    counts, flags = call(name)
+    assert counts
+    for key in counts:
         for value in (2.0, "2", True):
-            with pytest.raises(TypeError, match=rf"^{name} "):
-                function(**{**CALLS[function], name: value})
-        too_small = -1 if name in MAY_BE_0 else 0
-        with pytest.raises(ValueError, match=rf"^{name} "):
-            function(**{**CALLS[function], name: too_small})
+            with pytest.raises(TypeError, match=rf"^{key} "):
+                call(name, **{key: value})
+        if may_be_0 := key in ("N", "extra"):
+            call(name, **{key: 0})
+        with pytest.raises(ValueError, match=rf"^{key} "):
+            call(name, **{key: -1 if may_be_0 else 0})
+    for key in flags:
+        with pytest.raises(TypeError, match=f"^{key} must be True or False"):
+            call(name, **{key: 1})
 
 
-def test_every_function_is_public():
-    classes = {name for name in costs.__all__ if name[0].isupper()}
-    assert {name_of(function) for function in CALLS} == set(costs.__all__) - classes
+@pytest.mark.parametrize("name", ["recurrent_generation_operations", "recurrent_generation_bytes"])
+def test_heads_that_do_not_divide_the_width(name):
+    with pytest.raises(ValueError, match="^width must be a multiple of heads, 3, got 8"):
+        call(name, width=8, heads=3)
+
+
+@pytest.mark.parametrize("key", RATES)
+def test_rates_that_are_none(key):
+    for value in ("1", None, True):
+        with pytest.raises(TypeError, match=rf"^{key} must "):
+            call("exchange_seconds", **{key: value})
+    too_small = {"latency": -1e-9, "bandwidth": 0}[key]
+    for value in (too_small, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=rf"^{key} must "):
+            call("exchange_seconds", **{key: value})
+    call("exchange_seconds", latency=0)

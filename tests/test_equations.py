@@ -279,7 +279,7 @@ def test_what_has_no_equation_has_the_chapter_that_uses_it_first(site: Path) -> 
     for function, chapter in (
         ("lesson_code.checks.check_causal", "01_softmax_attention.html#ch-softmax"),
         ("lesson_code.measure.seconds", "07_causal_scans.html#ch-scans"),
-        ("lesson_code.tasks.in_context_regression", "16_recall.html#ch-recall"),
+        ("lesson_code.data.tasks.in_context_regression", "16_recall.html#ch-recall"),
         ("lesson_code.numpy.identity", "03_outer_product_memory.html#ch-memory"),
     ):
         box = api[function].find_parent("dl").select_one(".in-the-book")

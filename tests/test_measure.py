@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 import time
 
+import pytest
 import torch
 
 from lesson_code import measure
@@ -47,3 +51,33 @@ def test_machine() -> None:
     machine = measure.machine()
     assert machine["threads"] == torch.get_num_threads()
     assert machine["torch"] == torch.__version__
+
+
+KEEPING = """
+import resource, numpy
+from lesson_code.measure import keep_freed_memory
+
+def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    numpy.ones(2**24)  # 128 MiB, written and freed
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+returned = new_pages(), new_pages()
+kept = keep_freed_memory()
+print(int(kept), *returned, new_pages(), new_pages())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of glibc is asked for it")
+def test_freed_memory_is_kept() -> None:
+    """In a process of its own: the setting is for all of it."""
+    result = subprocess.run([sys.executable, "-c", KEEPING], capture_output=True, text=True)
+    kept, first, again, last_new, from_kept = map(int, result.stdout.split())
+    assert kept == 1
+    assert again > first / 2  # it had been returned to the system, page by page
+    assert from_kept < last_new / 2
+
+
+def test_other_systems_are_left_alone(monkeypatch) -> None:
+    monkeypatch.setattr(measure.platform, "libc_ver", lambda: ("", ""))
+    assert measure.keep_freed_memory() is False

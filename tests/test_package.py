@@ -20,7 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 INSTALLED = {found.metadata["Name"]: found for found in importlib.metadata.distributions()}
 MODULES = [
     *("lesson_code", "lesson_code.numpy", "lesson_code.cupy", "lesson_code.cupy.emulator"),
-    *("lesson_code.checks", "lesson_code.costs", "lesson_code.images", "lesson_code.tasks"),
+    *(
+        "lesson_code.checks",
+        "lesson_code.costs",
+        "lesson_code.data.digits",
+        "lesson_code.data.tasks",
+    ),
 ]
 
 

@@ -30,11 +30,11 @@ MODULES = [
     "lesson_code.checks",
     "lesson_code.checks.exercises",
     "lesson_code.costs",
-    "lesson_code.tasks",
-    "lesson_code.images",
+    "lesson_code.data.tasks",
+    "lesson_code.data.digits",
     "lesson_code.measure",
     "lesson_code.results",
-    "lesson_code.texts",
+    "lesson_code.data.texts",
 ]
 BY_VALUE = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType)
 

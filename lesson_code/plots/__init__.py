@@ -34,7 +34,8 @@ from lesson_code.plots import (
     scans,
     softmax,
 )
-from lesson_code.plots.style import curves, matrix_equation
+from lesson_code.plots.lines import curves
+from lesson_code.plots.matrices import matrix_equation
 
 __all__ = [
     "bracket",

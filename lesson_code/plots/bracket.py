@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from lesson_code.numpy import attention_weights, elu_plus_one
-from lesson_code.plots.style import BLUE, GRAY, INK, VERMILION, BookFigure, drawing, new_figure
+from lesson_code.plots.cells import canvas, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, VERMILION
+from lesson_code.plots.lines import bars
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 PLAIN, SQUARE, STATE = "#e4e4e4", "#f6c9a8", "#a9d0ea"
 
@@ -18,7 +20,7 @@ PLAIN, SQUARE, STATE = "#e4e4e4", "#f6c9a8", "#a9d0ea"
 def two_brackets(N: int, D: int, M: int | None = None) -> BookFigure:
     """(Q Kᵀ) V and Q (Kᵀ V) for N tokens of width D and values of width M, to scale."""
     M = D if M is None else M
-    figure, ((axes,),) = new_figure(width=5.6, height=4.2)
+    figure, axes = canvas(5.6, 4.2, unit=1)
     upper = 1.5 * N
     first = [
         "(", ("$Q$", N, D, PLAIN), ("$K^\\top$", D, N, PLAIN), ")", ("$V$", N, M, PLAIN),
@@ -29,8 +31,7 @@ def two_brackets(N: int, D: int, M: int | None = None) -> BookFigure:
         "=", ("$Q$", N, D, PLAIN), ("$S$", D, M, STATE),
     ]  # fmt: skip
     right = max(_row(axes, first, upper, N), _row(axes, second, 0, N))
-    axes.set(xlim=(-0.12 * N, right), ylim=(-0.7 * N, upper + 0.72 * N), aspect="equal")
-    axes.set_axis_off()
+    axes.set(xlim=(-0.12 * N, right), ylim=(-0.7 * N, upper + 0.72 * N))
     return figure
 
 
@@ -39,22 +40,18 @@ def _row(axes, parts, y, N):
     x, gap = 0.0, 0.14 * N
     for part in parts:
         if isinstance(part, str):
-            size = 30 if part in "()" else 15
-            axes.text(x + 0.05 * N, y, part, ha="center", va="center", fontsize=size, color=INK)
+            write(axes, x + 0.05 * N, y, part, fontsize=30 if part in "()" else 15)
             x += 0.1 * N + gap
             continue
         name, rows, columns, fill = part
-        axes.add_patch(Rectangle((x, y - rows / 2), columns, rows, fc=fill, ec=GRAY))
-        center = x + columns / 2
-        square = rows == columns == N
-        axes.text(
-            center, y if square else y + rows / 2 + 0.04 * N, name,
-            ha="center", va="center" if square else "bottom", fontsize=13, color=INK,
-        )  # fmt: skip
-        axes.text(
-            center, y - rows / 2 - 0.04 * N, f"{rows}×{columns}",
-            ha="center", va="top", fontsize=10, color=GRAY,
-        )  # fmt: skip
+        rectangle(axes, x, y - rows / 2, columns, rows, fill)
+        center, top, gap_above = x + columns / 2, y + rows / 2, 0.04 * N
+        if rows == columns == N:
+            write(axes, center, y, name, fontsize=13)
+        else:
+            write(axes, center, top + gap_above, name, va="bottom", fontsize=13)
+        below = {"va": "top", "fontsize": 10, "color": GRAY}
+        write(axes, center, y - rows / 2 - gap_above, f"{rows}×{columns}", **below)
         x += columns + gap
     return x
 
@@ -71,9 +68,7 @@ def weight_rows(q: NDArray, k: NDArray, factors: Sequence[float] = (1, 4)) -> Bo
             [("softmax", softmax[0], VERMILION), ("linear", linear[0], BLUE)]
         ):
             entropy = -np.sum(a * np.log(np.where(a > 0, a, 1)))
-            axes[row, column].bar(range(len(a)), a, color=color, width=0.8)
-            axes[row, column].grid(visible=False, axis="x")
-            axes[row, column].set_xticks([])
+            bars(axes[row, column], a, color=color, width=0.8)
             axes[row, column].set_title(f"{name}, entropy {entropy:.2f}")
         query = "q" if factor == 1 else f"{factor:g}q"
         axes[row, 0].set_ylabel(f"weight for ${query}$")

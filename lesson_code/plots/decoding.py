@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lesson_code.plots.devices import _label_ticks
-from lesson_code.plots.style import COLORS, DASHES, MARKERS, BookFigure, drawing, new_figure
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from lesson_code.plots.colors import look
+from lesson_code.plots.lines import label_decades, legend_below
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -19,29 +23,20 @@ def contexts(rows: Sequence[Mapping], names: Sequence[str]) -> BookFigure:
     figure, ((seconds, kept),) = new_figure(2, height=3.9, sharex=True)
     handles = []
     for index, name in enumerate(names):
-        color, marker = COLORS[index % 6], MARKERS[index % 6]
-        line = {"color": color, "linestyle": DASHES[index % 6]}
+        line, points = look(index, marker=None), look(index, linestyle="none")
         run = [row for row in rows if row["seconds"][name] is not None]
         not_run = [row for row in rows if row["seconds"][name] is None]
-        handles += seconds.plot(
-            [row["N"] for row in run],
-            [row["seconds"][name] for row in run],
-            marker=marker,
-            **line,
-        )
-        kept.plot([row["N"] for row in rows], [row["bytes"][name] for row in rows], **line)
-        for some, face in ((run, color), (not_run, "white")):
-            kept.plot(
-                [row["N"] for row in some],
-                [row["bytes"][name] for row in some],
-                color=color,
-                linestyle="none",
-                marker=marker,
-                markerfacecolor=face,
-            )
+        handles += _plot(seconds, run, "seconds", name, look(index))
+        _plot(kept, rows, "bytes", name, line)
+        _plot(kept, run, "bytes", name, points)
+        _plot(kept, not_run, "bytes", name, {**points, "markerfacecolor": "white"})
     for axes, title in ((seconds, "seconds of one step"), (kept, "bytes kept")):
         axes.set(xscale="log", yscale="log", xlabel="context N", title=title)
-        _label_ticks(axes.xaxis)
-        _label_ticks(axes.yaxis)
-    figure.legend(handles, list(names), loc="outside lower center", ncols=3, handlelength=3)
+        label_decades(axes.xaxis)
+        label_decades(axes.yaxis)
+    legend_below(figure, handles, names, ncols=3, handlelength=3)
     return figure
+
+
+def _plot(axes: Axes, rows: Sequence[Mapping], what: str, name: str, style: dict) -> list[Line2D]:
+    return axes.plot([row["N"] for row in rows], [row[what][name] for row in rows], **style)

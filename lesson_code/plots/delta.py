@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lesson_code.plots.style import BLUE, GRAY, INK, VERMILION, BookFigure, drawing, new_figure
+from lesson_code.plots.cells import arrow
+from lesson_code.plots.colors import BLUE, GRAY, VERMILION
+from lesson_code.plots.lines import beside
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -25,23 +28,13 @@ def projections(k: ArrayLike, v: ArrayLike, beta: ArrayLike) -> BookFigure:
     for t, (k_t, v_t) in enumerate(zip(k, v, strict=True), start=1):
         ends = _line_in_box(k_t, v_t, low, high)
         axes.plot(*ends.T, color=BLUE, linewidth=1.4, linestyle="--")
-        place, offset, ha, va = _beside(k_t, ends)
-        axes.annotate(
-            f"$k_{t} \\cdot s = {v_t:g}$",
-            place,
-            xytext=offset,
-            textcoords="offset points",
-            color=BLUE,
-            ha=ha,
-            va=va,
-        )
+        place, offset, ha, va = _place_of_name(k_t, ends)
+        beside(axes, f"$k_{t} \\cdot s = {v_t:g}$", place, offset, color=BLUE, ha=ha, va=va)
     for start, end in zip(path[:-1], path[1:], strict=True):
-        arrow = {"arrowstyle": "-|>", "color": VERMILION, "linewidth": 2, "shrinkA": 0}
-        axes.annotate("", end, xytext=start, arrowprops=arrow | {"shrinkB": 0})
+        arrow(axes, start, end, VERMILION, gap=0, linewidth=2)
     axes.plot(*path.T, color=VERMILION, marker="o", linestyle="none")
     for t, state in enumerate(path):
-        offset = (8, 4) if t == len(k) else (7, -13)
-        axes.annotate(f"$s_{t}$", state, xytext=offset, textcoords="offset points", color=INK)
+        beside(axes, f"$s_{t}$", state, (8, 4) if t == len(k) else (7, -13))
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     axes.set(xlabel="first entry of $s$", ylabel="second entry of $s$")
     axes.axhline(0, color=GRAY, linewidth=0.8)
@@ -49,7 +42,7 @@ def projections(k: ArrayLike, v: ArrayLike, beta: ArrayLike) -> BookFigure:
     return figure
 
 
-def _beside(k, ends):
+def _place_of_name(k, ends):
     """Where the name of a line stands: a point, an offset from it, and how to align."""
     if k[1] == 0:
         return ends[0], (5, -4), "left", "top"

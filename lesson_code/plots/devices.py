@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.axis import Axis
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from lesson_code.plots.style import COLORS, DASHES, GRAY, MARKERS, BookFigure, drawing, new_figure
+from lesson_code.plots.colors import look
+from lesson_code.plots.lines import label_decades, legend_below, mark
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -30,46 +30,15 @@ def side_by_side(
     handles = {}
     for panel, (title, lines) in zip(axes, panels.items(), strict=True):
         for name, line in lines.items():
-            index = names.index(name) % 6
-            (handles[name],) = panel.plot(
-                list(line),
-                list(line.values()),
-                color=COLORS[index],
-                linestyle=DASHES[index],
-                marker=MARKERS[index],
-            )
+            style = look(names.index(name))
+            (handles[name],) = panel.plot(list(line), list(line.values()), **style)
         panel.set(xscale="log", yscale="log", xlabel=xlabel)
         panel.set_title(title, pad=20 if marks else None)
         position = (marks or {}).get(title, np.inf)
         if np.isfinite(position):
-            panel.axvline(position, color=GRAY, linestyle=":", linewidth=1.4)
-            panel.annotate(
-                f"{position:,.0f}",
-                (position, 1),
-                xytext=(0, 3),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                color=GRAY,
-                ha="center",
-                fontsize=10,
-            )
+            mark(panel, position, f"{position:,.0f}")
     axes[0].set_ylabel(ylabel)
-    _label_ticks(axes[0].xaxis)
-    _label_ticks(axes[0].yaxis)
-    figure.legend(
-        [handles[name] for name in names],
-        names,
-        loc="outside lower center",
-        ncols=len(names),
-        handlelength=3,
-    )
+    label_decades(axes[0].xaxis)
+    label_decades(axes[0].yaxis)
+    legend_below(figure, [handles[name] for name in names], names, handlelength=3)
     return figure
-
-
-def _label_ticks(axis: Axis) -> None:
-    """Powers of ten where two of them are in view, otherwise 1, 2 and 5 times those."""
-    axis.set_minor_formatter(NullFormatter())
-    low, high = axis.get_view_interval()
-    if np.floor(np.log10(high)) - np.ceil(np.log10(low)) < 1:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.style import GRAY, INK, BookFigure, draw_matrix, drawing, new_figure
+from lesson_code.plots.cells import write
+from lesson_code.plots.colors import GRAY, INK
+from lesson_code.plots.lines import beside, named_bars
+from lesson_code.plots.matrices import draw_matrix
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -29,8 +33,7 @@ def memory_over_time(
         draw_matrix(panel, values, title=name, limit=1.0, hidden=future)
         for t, event in events.items():
             panel.axvline(t - 0.5, color=INK, linestyle=(0, (1, 1.5)), linewidth=1.2)
-            above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center"}
-            panel.annotate(event, (t - 0.5, -0.5), color=GRAY, fontsize=10, **above)
+            beside(panel, event, (t - 0.5, -0.5), (0, 2), ha="center", color=GRAY, fontsize=10)
         panel.set_title(name, pad=16)
         panel.set(xlabel="time", ylabel="stored token")
     for panel in axes.flat[len(panels) :]:
@@ -58,8 +61,8 @@ def token_weights(k: ArrayLike, v: ArrayLike, rules: Mapping[str, ArrayLike]) ->
     axes.set_xticks(range(columns), list(rules))
     axes.tick_params(labelleft=True, labeltop=True)
     for column, read in enumerate(v @ weights):
-        axes.text(column, N, f"{read:.1f}", weight="bold", ha="center", va="center")
-    axes.text(-0.58, N, "reads", weight="bold", ha="right", va="center")
+        write(axes, column, N, f"{read:.1f}", weight="bold")
+    write(axes, -0.58, N, "reads", weight="bold", ha="right")
     return figure
 
 
@@ -85,16 +88,7 @@ def continuation(prompt: str, written: str, *, columns: int = 46) -> BookFigure:
 @drawing
 def bars(values: Mapping[str, float], *, xlabel: str) -> BookFigure:
     """Named numbers as horizontal bars, the first on top, each with its number at its end."""
-    figure, ((axes,),) = new_figure(height=0.42 * len(values) + 0.7)
-    lengths = list(values.values())
-    axes.barh(range(len(values)), lengths, color="#9ecae8", edgecolor=GRAY, height=0.7)
-    for row, length in enumerate(lengths):
-        axes.annotate(
-            f"{length:.2f}", (length, row), xytext=(4, 0), textcoords="offset points", va="center"
-        )
-    axes.set_yticks(range(len(values)), list(values))
-    axes.invert_yaxis()
+    figure, axes = named_bars(values, [f"{x:.2f}" for x in values.values()], height=0.7)
     axes.margins(x=0.12)
-    axes.grid(visible=False, axis="y")
     axes.set(xlabel=xlabel)
     return figure

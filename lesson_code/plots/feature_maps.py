@@ -8,18 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lesson_code.numpy import elu_plus_one, positive_random_features, relu
-from lesson_code.plots.style import (
-    BLUE,
-    COLORS,
-    DASHES,
-    GRAY,
-    GREEN,
-    INK,
-    VERMILION,
-    BookFigure,
-    drawing,
-    new_figure,
-)  # fmt: skip
+from lesson_code.plots.cells import arrow, write
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, INK, VERMILION, look
+from lesson_code.plots.lines import bars
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -35,7 +27,7 @@ def values_and_slopes(limit: float = 3) -> BookFigure:
     values = {"elu(x) + 1": elu_plus_one(x), "relu(x)": relu(x)}
     for axes, lines, title in (left, values, "value"), (right, slopes, "slope"):
         for index, (name, y) in enumerate(lines.items()):
-            axes.plot(x, y, label=name, color=COLORS[index], linestyle=DASHES[index])
+            axes.plot(x, y, label=name, **look(index, marker=None))
         axes.set(xlabel="x", title=title)
     right.set_ylim(-0.08, 1.3)
     left.legend(loc="upper left")
@@ -80,10 +72,8 @@ def rows_of_weights(rows: Mapping[str, ArrayLike]) -> BookFigure:
     lines = -(-len(rows) // 3)
     figure, panels = new_figure(3, lines, height=1.9 * lines, sharex=True, sharey=True)
     for axes, (name, weights) in zip(panels.flat, rows.items(), strict=False):
-        axes.bar(range(np.size(weights)), weights, color=BLUE, width=0.85)
+        bars(axes, weights)
         axes.set_title(name)
-        axes.grid(visible=False, axis="x")
-        axes.set_xticks([])
     for axes in panels[-1]:
         axes.set_xlabel("keys")
     for axes in panels[:, 0]:
@@ -109,18 +99,16 @@ def plane_and_weights(q: ArrayLike, keys: ArrayLike, rows: Mapping[str, ArrayLik
     for tip, name, color in zip(
         [*tips, query], [*names, "$q$"], [*[BLUE] * len(tips), GREEN], strict=True
     ):
-        style = {"arrowstyle": "-|>", "color": color, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.8}
-        plane.annotate("", tip, (0, 0), arrowprops=style)
+        arrow(plane, (0, 0), tip, color, gap=0, linewidth=1.8)
         x, y = tip + 0.3 * tip / max(float(np.linalg.norm(tip)), 1e-9)  # beyond the tip
-        plane.text(x, y, name, ha="center", va="center", color=color)
+        write(plane, x, y, name, color=color)
     reach = max(3.0, float(np.abs([*tips, query]).max()) + 0.5)
     plane.set(xlim=(-reach, reach), ylim=(-reach, reach))
     plane.set_aspect("equal")
     first = np.asarray(next(iter(rows.values())), dtype=float)
     for axes, (name, weights) in zip(panels[:, 1], rows.items(), strict=True):
-        axes.bar(range(len(tips)), weights, color=BLUE, width=0.7)
+        bars(axes, weights, width=0.7)
         axes.hlines(first, np.arange(len(tips)) - 0.42, np.arange(len(tips)) + 0.42, color=INK)
         axes.set_title(name, fontsize="medium")
-        axes.grid(visible=False, axis="x")
         axes.set_xticks(range(len(tips)), names)
     return figure

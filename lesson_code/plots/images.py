@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
-from lesson_code.plots.style import (
-    BLUE,
-    COLORS,
-    DASHES,
-    GRAY,
-    INK,
-    MARKERS,
-    VERMILION,
-    BookFigure,
-    drawing,
-    new_figure,
-)
+from lesson_code.plots import pale
+from lesson_code.plots.cells import arrow, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION, look
+from lesson_code.plots.lines import beside
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
-HIDDEN = "#fbdcc6"
+HIDDEN = pale.VERMILION
 
 
 @drawing
@@ -41,8 +32,7 @@ def raster(image: ArrayLike, known: int, levels: int) -> BookFigure:
     for row in range(side):
         for column in range(side):
             _pixel(left, column, row, image, row * side + column, known, levels)
-        arrow = {"arrowstyle": "->", "color": BLUE, "linewidth": 1}
-        left.annotate("", (side - 0.4, row), xytext=(-0.6, row), arrowprops=arrow)
+        arrow(left, (-0.6, row), (side - 0.4, row), BLUE, arrowstyle="->", linewidth=1)
     left.set(xlim=(-0.9, side - 0.1), ylim=(side - 0.3, -0.8), aspect="equal")
     left.set_title("the image")
     per_row, step = 2 * side, 2.4
@@ -50,7 +40,7 @@ def raster(image: ArrayLike, known: int, levels: int) -> BookFigure:
         row, column = divmod(pixel, per_row)
         _pixel(right, column, step * row, image, pixel, known, levels)
     row, column = divmod(known, per_row)
-    right.text(column, step * row - 0.65, "next", color=VERMILION, ha="center", va="bottom")
+    write(right, column, step * row - 0.65, "next", color=VERMILION, va="bottom")
     right.set(xlim=(-0.7, per_row - 0.3), ylim=(step * (len(image) / per_row) - 1.5, -1.9))
     right.set(aspect="equal")
     right.set_title("the sequence")
@@ -62,10 +52,9 @@ def raster(image: ArrayLike, known: int, levels: int) -> BookFigure:
 def _pixel(axes: Axes, x, y, image: NDArray, pixel: int, known: int, levels: int) -> None:
     ink = 1 - image[pixel] / (levels - 1)
     color = (ink, ink, ink) if pixel < known else "white" if pixel == known else HIDDEN
-    axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=color, ec=GRAY, linewidth=0.5))
+    rectangle(axes, x - 0.5, y - 0.5, 1, 1, color, linewidth=0.5)
     if pixel == known:
-        frame: dict[str, Any] = {"fc": "none", "ec": VERMILION, "linewidth": 2, "zorder": 3}
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **frame))
+        rectangle(axes, x - 0.5, y - 0.5, 1, 1, "none", VERMILION, linewidth=2, zorder=3)
 
 
 @drawing
@@ -89,7 +78,7 @@ def bins(
     density.fill_between(x, total, where=x <= 0.5, color=HIDDEN, linewidth=0)
     density.fill_between(x, total, where=x >= levels - 1.5, color=HIDDEN, linewidth=0)
     for index in range(len(weights)):
-        density.plot(x, each[:, index], color=COLORS[index + 1], linestyle=DASHES[index + 1])
+        density.plot(x, each[:, index], **look(index + 1, marker=None))
     density.plot(x, total, color=BLUE)
     density.set(ylabel="density", ylim=(0, None))
     colors = [HIDDEN if level in (0, levels - 1) else "#9ecae8" for level in range(levels)]
@@ -174,9 +163,9 @@ def speeds(groups: Mapping[str, Mapping[str, float]], *, xlabel: str) -> BookFig
         for index, (name, value) in enumerate(group.items()):
             y += 1
             names[y] = name
-            axes.plot(value, y, color=COLORS[index], marker=MARKERS[index], markersize=7)
+            axes.plot(value, y, **look(index, linestyle="-", markersize=7))
             label = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-            axes.annotate(label, (value, y), (7, 0), textcoords="offset points", va="center")
+            beside(axes, label, (value, y), (7, 0), va="center")
         y += 1
     axes.set_xscale("log")
     axes.margins(x=0.12)

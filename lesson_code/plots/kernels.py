@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Circle, Patch, Polygon, Rectangle
+from matplotlib.patches import Circle, Patch, Polygon
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from lesson_code.plots.recurrence import PALE_BLUE, PALE_GREEN, PALE_VERMILION, _canvas
-from lesson_code.plots.style import (
-    BLUE,
-    COLORS,
-    GRAY,
-    GREEN,
-    INK,
-    MARKERS,
-    VERMILION,
-    BookFigure,
-    drawing,
-    new_figure,
-)
+from lesson_code.plots import pale
+from lesson_code.plots.cells import arrow, box, canvas, rectangle, way, write
+from lesson_code.plots.colors import BLUE, COLORS, GRAY, GREEN, INK, VERMILION, look
+from lesson_code.plots.lines import beside, legend_below
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
-PALE_YELLOW, FAINT = "#fbecc2", "#f4f4f4"
+FAINT = "#f4f4f4"
 
 
 @drawing
@@ -48,14 +39,12 @@ def roofline(
         for index, (kind, peak) in enumerate(sorted(peaks.items(), key=lambda item: -item[1])):
             roof = np.minimum(rate * x, peak)
             axes.plot(x, roof, color=INK, linestyle="-" if index == 0 else (0, (4, 2)))
-            label = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 10}
-            axes.annotate(kind, (ends[1], peak), ha="right", **label)
+            beside(axes, kind, (ends[1], peak), (0, 3), ha="right", fontsize=10)
         for index, (name, intensity) in enumerate(at.items()):
-            color, marker = COLORS[index % 6], MARKERS[index % 6]
-            axes.axvline(intensity, color=color, linestyle=":", linewidth=1.4)
+            style = look(index, linestyle="none", markersize=7, markeredgecolor="white", zorder=4)
+            axes.axvline(intensity, color=style["color"], linestyle=":", linewidth=1.4)
             heights = [min(rate * intensity, peak) for peak in peaks.values()]
-            style = {"color": color, "markersize": 7, "markeredgecolor": "white", "zorder": 4}
-            axes.plot(np.full(len(heights), intensity), heights, marker, label=name, **style)
+            axes.plot(np.full(len(heights), intensity), heights, label=name, **style)
         axes.set(xscale="log", yscale="log", title=device, xlim=ends)
     panels[0].set_ylim(top=3 * max(max(peaks.values()) for _, peaks in devices.values()))
     panels[0].set_ylabel("operations / second")
@@ -68,29 +57,27 @@ def roofline(
 @drawing
 def gpu_map() -> BookFigure:
     """Where a kernel's numbers can be: in registers, in shared memory, in the GPU's memory."""
-    figure, axes = _canvas(13.2, 11.2)
+    figure, axes = canvas(13.2, 11.2)
     u, left = 0.245, 0.65  # of a thread; where the warps begin
     for shift in (0.5, 0.25, 0.0):
-        style: dict[str, Any] = {"fc": "white", "ec": GRAY, "linewidth": 1.2}
-        axes.add_patch(Rectangle((shift, -shift), 10.7, 7.9, **style))
+        rectangle(axes, shift, -shift, 10.7, 7.9, "white", linewidth=1.2)
     _write(axes, 0.3, 0.5, "multiprocessor", ha="left")
     for x, width in (0.3, 8.55), (9.05, 1.4):
-        style = {"fc": FAINT, "ec": GRAY, "linestyle": (0, (4, 3))}
-        axes.add_patch(Rectangle((x, 0.95), width, 6.65, **style))
+        rectangle(axes, x, 0.95, width, 6.65, FAINT, linestyle=(0, (4, 3)))
     _write(axes, left, 1.4, "block", ha="left")
     _write(axes, 9.75, 1.4, "block")
     for y in 2.5, 4.4:
         _write(axes, left + 16 * u, y - 0.35, "warp of 32 threads")
         for i in range(32):
             x = left + i * u
-            axes.add_patch(Rectangle((x, y), u, 0.4, fc="white", ec=GRAY, linewidth=0.6))
-            axes.add_patch(Rectangle((x, y + 0.4), u, 0.7, fc=PALE_GREEN, ec=GRAY, linewidth=0.6))
-        behind = {"fc": PALE_GREEN, "ec": "none", "pad": 1.5}
+            rectangle(axes, x, y, u, 0.4, "white", linewidth=0.6)
+            rectangle(axes, x, y + 0.4, u, 0.7, pale.GREEN, linewidth=0.6)
+        behind = {"fc": pale.GREEN, "ec": "none", "pad": 1.5}
         _write(axes, left + 16 * u, y + 0.75, "registers", bbox=behind)
     _double(axes, left + 16 * u, 5.5, 6.35)
-    _box(axes, left, 6.35, 32 * u, 0.9, "shared memory", PALE_YELLOW)
+    _box(axes, left, 6.35, 32 * u, 0.9, "shared memory", pale.YELLOW)
     _double(axes, left + 16 * u, 7.9, 8.9)
-    _box(axes, 0, 8.9, 11.2, 1.3, "GPU memory", PALE_BLUE)
+    _box(axes, 0, 8.9, 11.2, 1.3, "GPU memory", pale.BLUE)
     _double(axes, -0.6, 3.1, 9.9)
     _write(axes, -1.0, 3.2, "small and fast", rotation=90)
     _write(axes, -1.0, 8.8, "large and slow", rotation=90)
@@ -118,22 +105,21 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
         sectors = np.unique(asked // 32 * 32)
         whole_lines &= len(sectors) == 4 * len(lines)
         for y in range(len(lines)):
-            axes.add_patch(Rectangle((0, y), 128, 0.72, fc="white", ec="#bdbdbd", linewidth=0.8))
-        for starts, width, fill in (sectors, 32, PALE_VERMILION), (asked, size, BLUE):
+            rectangle(axes, 0, y, 128, 0.72, "white", "#bdbdbd", linewidth=0.8)
+        for starts, width, fill in (sectors, 32, pale.VERMILION), (asked, size, BLUE):
             for start in starts:
                 row = np.searchsorted(lines, start // 128)
-                style: dict[str, Any] = {"fc": fill, "ec": "white", "linewidth": 0.4}
-                axes.add_patch(Rectangle((start % 128, row), width, 0.72, **style))
+                rectangle(axes, start % 128, row, width, 0.72, fill, "white", linewidth=0.4)
         axes.set_title(f"{name}: {len(lines)} line{'s' * (len(lines) > 1)}")
         axes.set(xticks=[0, 32, 64, 96], yticks=[], xlabel="byte of the line", xlim=(-2, 130))
         axes.grid(visible=False)
         axes.spines[["left", "bottom"]].set_visible(False)
     panels[0].set_ylim(max(most, 4), -0.3)
-    looks = {"asked for": BLUE, "comes along": PALE_VERMILION, "rest of the line": "white"}
+    looks = {"asked for": BLUE, "comes along": pale.VERMILION, "rest of the line": "white"}
     if whole_lines:
         del looks["rest of the line"]
     handles = [Patch(fc=fill, ec="#bdbdbd") for fill in looks.values()]
-    figure.legend(handles, list(looks), loc="outside lower center", ncols=3)
+    legend_below(figure, handles, list(looks), ncols=3)
     return figure
 
 
@@ -141,13 +127,12 @@ def warp_access(accesses: Mapping[str, ArrayLike], size: int = 4) -> BookFigure:
 def column_threads(C: int = 4, M: int = 6) -> BookFigure:
     """One token in the kernel "recurrent": each thread has a column of the state to itself."""
     x0, width = 4.0, M + 8.0
-    figure, axes = _canvas(width, C + 6.0)
+    figure, axes = canvas(width, C + 6.0)
     for x, name in (0.0, "k"), (1.5, "q"):
         for c in range(C):
             _cell(axes, x, c, "white")
         _write(axes, x + 0.5, -0.5, f"${name}_t$")
-    frame = (-0.35, -1.1), 3.2, C + 1.4
-    axes.add_patch(Rectangle(*frame, fc="none", ec=GRAY, linestyle=(0, (4, 3))))
+    rectangle(axes, -0.35, -1.1, 3.2, C + 1.4, "none", linestyle=(0, (4, 3)))
     _write(axes, 1.25, C + 0.45, "shared memory", va="top", color=GRAY)
     for c in range(C):  # every thread reads every number
         y = c + 0.5
@@ -161,7 +146,7 @@ def column_threads(C: int = 4, M: int = 6) -> BookFigure:
             _cell(axes, x, y, _pale(color))
         _line(axes, (x + 0.5, -1.6), (x + 0.5, 0), color=color)
         _line(axes, (x + 0.5, C), (x + 0.5, C + 1.6), color=color)
-        axes.add_patch(Rectangle((x, 0), 1, C, fc="none", ec=color, linewidth=1.8, zorder=3))
+        rectangle(axes, x, 0, 1, C, "none", color, linewidth=1.8, zorder=3)
         _write(axes, x + 0.5, -3.1, str(m))
     right = x0 + M + 0.3
     _write(axes, x0 - 0.3, -3.1, "thread", ha="right")
@@ -181,17 +166,17 @@ def chunk_passes(chunks: int = 4) -> BookFigure:
     w, step = 2.35, 1.35
     states = step * chunks + 0.75
     outputs = states + 2.1
-    figure, axes = _canvas(w * chunks + 3.9, outputs + 3.2)
+    figure, axes = canvas(w * chunks + 3.9, outputs + 3.2)
     for i in range(chunks):
         x, y = w * i, step * i
-        _box(axes, x, y, w, 1, f"chunk {i + 1}", PALE_VERMILION)
+        _box(axes, x, y, w, 1, f"chunk {i + 1}", pale.VERMILION)
         if i < chunks - 1:
             corner = x + w + 0.55, y + 0.5
             _line(axes, (x + w, y + 0.5), corner, (corner[0], y + step))
         _line(axes, (x + 0.55, y + 1), (x + 0.55, states))
-        _box(axes, x, states, 1.1, 1, f"$S_{{[{i}]}}$", PALE_BLUE)
+        _box(axes, x, states, 1.1, 1, f"$S_{{[{i}]}}$", pale.BLUE)
         _line(axes, (x + 0.55, states + 1), (x + 0.55, outputs))
-        _box(axes, x + 0.08, outputs, w - 0.16, 1, f"chunk {i + 1}", PALE_GREEN)
+        _box(axes, x + 0.08, outputs, w - 0.16, 1, f"chunk {i + 1}", pale.GREEN)
         _line(axes, (x + w / 2, outputs + 1), (x + w / 2, outputs + 1.8), color=GREEN)
         _write(axes, x + w / 2, outputs + 2.2, f"$O_{{[{i + 1}]}}$")
     _stages(axes, {"pass 1:\none block": 0.5, "in memory": states + 0.5}, -0.3)
@@ -210,10 +195,10 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
     T, gap = 3.4, 1.3  # a tile, and the space between two
     column, row = T + gap, T + gap
     unit, thread = T / 64, np.arange(4) * 16
-    figure, axes = _canvas(3 * T + 2 * gap + 0.3, 3 * T + 2 * gap + 1.0)
+    figure, axes = canvas(3 * T + 2 * gap + 0.3, 3 * T + 2 * gap + 1.0)
 
     def tile(i, j, name, fill=FAINT):
-        axes.add_patch(Rectangle((j * column, i * row), T, T, fc=fill, ec=GRAY))
+        rectangle(axes, j * column, i * row, T, T, fill)
         _write(axes, j * column + T / 2, i * row - 0.42, name)
 
     def slice_(i, j, across, start, fill, color):
@@ -221,7 +206,7 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
         left, top = j * column, i * row
         corner = (left, top + start * unit) if across else (left + start * unit, top)
         width, height = (T, T / 4) if across else (T / 4, T)
-        axes.add_patch(Rectangle(corner, width, height, fc=fill, ec=color, zorder=2))
+        rectangle(axes, *corner, width, height, fill, color, zorder=2)
         for at in (x if across else y) + thread + 0.5:
             ends = np.array([start, start + 16]) * unit
             at = np.full(2, at * unit)
@@ -235,14 +220,14 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
     tile(1, 2, "$S$, $C$ × 64")
     tile(0, 2, "$V$, 64 × 64")
     tile(2, 1, "weights, 64 × 64", "white")
-    tile(2, 2, "$O$, 64 × 64", PALE_GREEN)
+    tile(2, 2, "$O$, 64 × 64", pale.GREEN)
     future = [(column, 2 * row), (column + T, 2 * row), (column + T, 2 * row + T)]
     axes.add_patch(Polygon(future, fc="#dcdcdc", ec="none"))
-    slice_(2, 0, False, 16, PALE_BLUE, BLUE)
-    slice_(1, 1, True, 16, PALE_BLUE, BLUE)
-    slice_(1, 2, True, 16, PALE_BLUE, BLUE)
-    slice_(2, 1, False, 32, PALE_VERMILION, VERMILION)
-    slice_(0, 2, True, 32, PALE_VERMILION, VERMILION)
+    slice_(2, 0, False, 16, pale.BLUE, BLUE)
+    slice_(1, 1, True, 16, pale.BLUE, BLUE)
+    slice_(1, 2, True, 16, pale.BLUE, BLUE)
+    slice_(2, 1, False, 32, pale.VERMILION, VERMILION)
+    slice_(0, 2, True, 32, pale.VERMILION, VERMILION)
     for j in 1, 2:
         for m in x + thread:
             for t in y + thread:
@@ -250,8 +235,8 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
                 at = (j * column + (m + 0.5) * unit, 2 * row + (t + 0.5) * unit)
                 style = {"fc": "#dcdcdc" if masked else INK, "ec": GRAY if masked else INK}
                 axes.add_patch(Circle(at, 0.1, zorder=6, **style))
-    axes.add_patch(Rectangle((0, 0.25), 0.7, 0.7, fc=PALE_BLUE, ec=BLUE))
-    axes.add_patch(Rectangle((0, 1.35), 0.7, 0.7, fc=PALE_VERMILION, ec=VERMILION))
+    rectangle(axes, 0, 0.25, 0.7, 0.7, pale.BLUE, BLUE)
+    rectangle(axes, 0, 1.35, 0.7, 0.7, pale.VERMILION, VERMILION)
     axes.add_patch(Circle((0.35, 2.8), 0.1, fc=INK, ec=INK))
     axes.plot([0, 0.7], [3.9, 3.9], color=BLUE, linewidth=1.2)
     key = "first, slices of 16", "then, slices of 16", "what one thread computes", "what it reads"
@@ -268,20 +253,19 @@ def tile_lanes(lane: int = 5) -> BookFigure:
     The left 8 columns of A are laid out as C is: two C side by side are an A.
     """
     u, gap = 0.9, 1.7  # height of a cell; between the tiles
-    figure, axes = _canvas((24 + gap + 1.8) * 0.5, ((32 + gap) * u + 2.6) * 0.5)
+    figure, axes = canvas((24 + gap + 1.8) * 0.5, ((32 + gap) * u + 2.6) * 0.5)
     left, top = 16 + gap, (16 + gap) * u
     grays = ("#dedede", "#f2f2f2")
-    quarters = (PALE_BLUE, PALE_VERMILION, PALE_YELLOW, PALE_GREEN)
+    quarters = (pale.BLUE, pale.VERMILION, pale.YELLOW, pale.GREEN)
     for each in range(32):
         g, t = divmod(each, 4)
-        style: dict[str, Any] = {"lane": each, "frame": each == lane}
         for register, color in enumerate(quarters):
             row, column = g + register % 2 * 8, 2 * t + register // 2 * 8
-            _held(axes, column, top + row * u, 2, u, color, **style)
+            _held(axes, column, top + row * u, 2, u, color, each, each == lane)
             if register < 2:
-                _held(axes, left + column, top + row * u, 2, u, color, **style)
+                _held(axes, left + column, top + row * u, 2, u, color, each, each == lane)
                 row = 2 * t + register * 8
-                _held(axes, left + g, row * u, 1, 2 * u, grays[register], **style)
+                _held(axes, left + g, row * u, 1, 2 * u, grays[register], each, each == lane)
     for x, y, width, height, name in (
         (0, top, 16, 16, "$A$, 16 × 16"),
         (left, 0, 8, 16, "$B$, 16 × 8"),
@@ -289,7 +273,7 @@ def tile_lanes(lane: int = 5) -> BookFigure:
     ):
         for corner in np.ndindex(height // 8, width // 8):
             at = (x + 8 * corner[1], y + 8 * corner[0] * u)
-            axes.add_patch(Rectangle(at, 8, 8 * u, fc="none", ec=INK, linewidth=1.4, zorder=4))
+            rectangle(axes, *at, 8, 8 * u, "none", INK, linewidth=1.4, zorder=4)
         _write(axes, x + width / 2, y - 0.75, name)
 
     _write(axes, 2.6, 4.1, "registers\nof a lane", linespacing=1.3)
@@ -319,8 +303,7 @@ def bank_access(accesses: Mapping[str, NDArray], size: int = 16) -> BookFigure:
         passes = 0
         for i in range(len(offsets)):
             for bank in range(32):
-                style: dict[str, Any] = {"fc": "white", "ec": "#d5d5d5", "linewidth": 0.6}
-                axes.add_patch(Rectangle((bank, i), 1, 1, **style))
+                rectangle(axes, bank, i, 1, 1, "white", "#d5d5d5", linewidth=0.6)
         for first in range(0, len(offsets), 32 // words):  # lanes that are served together
             together = {
                 i: offsets[i] // 4 + np.arange(words)
@@ -332,10 +315,9 @@ def bank_access(accesses: Mapping[str, NDArray], size: int = 16) -> BookFigure:
             passes += int(users.max())
             for i, row in together.items():
                 for bank in row % 32:
-                    wait = users[bank] > 1
-                    style = {"fc": PALE_VERMILION, "hatch": "////", "ec": VERMILION}
-                    style = style if wait else {"fc": BLUE, "ec": "white"}
-                    axes.add_patch(Rectangle((bank, i), 1, 1, linewidth=0.8, **style))
+                    waits = (pale.VERMILION, VERMILION, "////")
+                    fill, edge, hatch = waits if users[bank] > 1 else (BLUE, "white", None)
+                    rectangle(axes, bank, i, 1, 1, fill, edge, hatch=hatch, linewidth=0.8)
         axes.set_title(f"{name}: {passes} pass{'es' * (passes > 1)}")
         axes.set(xlim=(-0.1, 32.1), ylim=(len(offsets) + 0.1, -0.1), ylabel="lane")
         named = np.arange(0, len(offsets), 1 if len(offsets) <= 8 else 4)
@@ -356,13 +338,13 @@ def segments(segments: int = 3, chunks: int = 4) -> BookFigure:
     pitch = length + gap
     sums = length + 1.1  # where the second pass adds, and where the third begins
     outputs = sums + 1.3
-    figure, axes = _canvas(pitch * segments + 3.6, outputs + length + 1.3)
+    figure, axes = canvas(pitch * segments + 3.6, outputs + length + 1.3)
     for s in range(segments):
         x, end = pitch * s, pitch * s + length - w / 2
         _write(axes, x + length / 2, -0.6, f"segment {s + 1}")
         for i in range(chunks):
-            for y, color in (0, PALE_VERMILION), (outputs, PALE_GREEN):
-                axes.add_patch(Rectangle((x + w * i, y + w * i), w, w, fc=color, ec=GRAY))
+            for y, color in (0, pale.VERMILION), (outputs, pale.GREEN):
+                rectangle(axes, x + w * i, y + w * i, w, w, color)
         _line(axes, (end, length), (end, sums - 0.33), color=VERMILION)
         before = pitch * (s - 1) + length - w / 2 + 0.33 if s else -w / 2
         _line(axes, (before, sums), (x + w / 2, sums), (x + w / 2, outputs))
@@ -387,13 +369,12 @@ def traffic(
     for y, (kernel, amounts) in enumerate(counts.items()):
         left = 0.0
         for index, part in enumerate(parts):
-            style = {"fc": (PALE_BLUE, PALE_VERMILION)[index % 2], "hatch": ("", "//")[index % 2]}
+            style = {"fc": (pale.BLUE, pale.VERMILION)[index % 2], "hatch": ("", "//")[index % 2]}
             label = part if y == 0 else None
             amount = amounts.get(part, 0)
             axes.barh(y, amount, 0.62, left, ec=GRAY, linewidth=0.8, label=label, **style)
             left += amount
-        beside = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(f"{left:,.0f}", (left, y), **beside)
+        beside(axes, f"{left:,.0f}", (left, y), (5, 0), va="center")
         if floor and kernel in floor:
             label = "fewest possible" if y == 0 else None
             axes.plot([floor[kernel]] * 2, [y - 0.4, y + 0.4], color=INK, linewidth=3, label=label)
@@ -407,7 +388,7 @@ def traffic(
     handles, names = axes.get_legend_handles_labels()
     order = [names.index(name) for name in (*parts, "fewest possible") if name in names]
     handles, names = [handles[i] for i in order], [names[i] for i in order]
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    legend_below(figure, handles, names)
     return figure
 
 
@@ -420,30 +401,23 @@ def _pale(color: str, share: float = 0.28) -> tuple[float, ...]:
 
 
 def _write(axes: Axes, x: float, y: float, text: str, **style) -> None:
-    axes.text(x, y, text, **{"ha": "center", "va": "center", "zorder": 5, **style})
+    write(axes, x, y, text, **{"zorder": 5, **style})
 
 
 def _cell(axes: Axes, x: float, y: float, fill) -> None:
-    axes.add_patch(Rectangle((x, y), 1, 1, fc=fill, ec=GRAY, linewidth=0.8))
+    rectangle(axes, x, y, 1, 1, fill, linewidth=0.8)
 
 
 def _box(axes: Axes, x, y, width, height, text: str, fill) -> None:
-    axes.add_patch(Rectangle((x, y), width, height, fc=fill, ec=GRAY))
-    _write(axes, x + width / 2, y + height / 2, text)
+    box(axes, x, y, width, height, text, fill, zorder=5)
 
 
 def _line(axes: Axes, *points: tuple[float, float], color: str = BLUE) -> None:
-    """A line through the points, with its head at the last."""
-    *_, before, last = points
-    xs, ys = zip(*points[:-1], strict=True)
-    axes.plot(xs, ys, color=color, linewidth=1.2, solid_capstyle="butt")
-    arrow = {"arrowstyle": "-|>", "color": color, "shrinkA": 0, "shrinkB": 1, "linewidth": 1.2}
-    axes.annotate("", last, before, arrowprops=arrow)
+    way(axes, *points, color=color, linewidth=1.2, shrinkB=1)
 
 
 def _double(axes: Axes, x: float, start: float, end: float) -> None:
-    arrow = {"arrowstyle": "<|-|>", "color": GRAY, "shrinkA": 1, "shrinkB": 1, "linewidth": 1.2}
-    axes.annotate("", (x, end), (x, start), arrowprops=arrow)
+    arrow(axes, (x, start), (x, end), gap=1, arrowstyle="<|-|>", linewidth=1.2)
 
 
 def _stages(axes: Axes, rows: Mapping[str, float], x: float) -> None:
@@ -458,9 +432,8 @@ def _time(axes: Axes, x: float, start: float, end: float) -> None:
 
 def _held(axes: Axes, x, y, width, height, fill, lane: int, frame: bool) -> None:
     """Neighbouring entries that one lane holds in one register."""
-    axes.add_patch(Rectangle((x, y), width, height, fc=fill, ec="#bdbdbd", linewidth=0.6))
-    style: dict[str, Any] = {"fontweight": "bold"} if frame else {}
-    _write(axes, x + width / 2, y + height / 2, str(lane), fontsize=9, **style)
+    rectangle(axes, x, y, width, height, fill, "#bdbdbd", linewidth=0.6)
+    weight = "bold" if frame else "normal"
+    _write(axes, x + width / 2, y + height / 2, str(lane), fontsize=9, fontweight=weight)
     if frame:
-        edge: dict[str, Any] = {"fc": "none", "ec": VERMILION, "linewidth": 2, "zorder": 5}
-        axes.add_patch(Rectangle((x, y), width, height, **edge))
+        rectangle(axes, x, y, width, height, "none", VERMILION, linewidth=2, zorder=5)

@@ -6,70 +6,62 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
+from matplotlib.patches import Circle, FancyBboxPatch
 from numpy.typing import ArrayLike, NDArray
 
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    GREEN,
-    INK,
-    VERMILION,
-    BookFigure,
-    draw_matrix,
-    drawing,
-    new_figure,
-)
-
-PALE_BLUE, PALE_VERMILION, PALE_GREEN = "#cfe3f2", "#fbdcc6", "#cdebe0"
+from lesson_code.plots import pale
+from lesson_code.plots.cells import arrow, canvas, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, INK, VERMILION
+from lesson_code.plots.matrices import draw_matrix
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
 def cell() -> BookFigure:
     """The layer as a recurrent cell: the state passes from left to right, a token goes upward."""
-    figure, axes = _canvas(5.6, 4.8)
-    axes.add_patch(Rectangle((1.25, 1.05), 8.0, 7.35, fc="#f7f7f7", ec=GRAY, linestyle=(0, (4, 3))))
-    state, write, tap, query, skip = 5.0, 2.75, 4.55, 6.1, 8.3  # a height, then four columns
+    figure, axes = canvas(5.6, 4.8, unit=1)
+    rectangle(axes, 1.25, 1.05, 8.0, 7.35, "#f7f7f7", linestyle=(0, (4, 3)))
+    state, added, tap, query, skip = 5.0, 2.75, 4.55, 6.1, 8.3  # a height, then four columns
 
-    _line(axes, (-0.7, state), (write - 0.28, state), BLUE, arrow=True)
-    _line(axes, (write + 0.28, state), (10.7, state), BLUE, arrow=True, zorder=2)
-    axes.text(0.2, state + 0.25, "$S_{t-1},\\, z_{t-1}$", ha="center", va="bottom")
-    axes.text(10.0, state + 0.25, "$S_t,\\, z_t$", ha="center", va="bottom")
+    _line(axes, (-0.7, state), (added - 0.28, state), BLUE, head=True)
+    _line(axes, (added + 0.28, state), (10.7, state), BLUE, head=True, zorder=2)
+    write(axes, 0.2, state + 0.25, "$S_{t-1},\\, z_{t-1}$", va="bottom")
+    write(axes, 10.0, state + 0.25, "$S_t,\\, z_t$", va="bottom")
 
-    axes.text(5.2, 0.0, "$x_t$", ha="center", va="center", fontsize=13)
+    write(axes, 5.2, 0.0, "$x_t$", fontsize=13)
     _line(axes, (5.2, 0.3), (5.2, 1.4), INK)
     _line(axes, (2.0, 1.4), (skip, 1.4), INK)
     for x, name in (2.0, "K"), (3.5, "V"), (query, "Q"):
-        _line(axes, (x, 1.4), (x, 1.75), INK, arrow=True)
+        _line(axes, (x, 1.4), (x, 1.75), INK, head=True)
         _box(axes, x, 2.05, f"$W_{name}$", "white")
-        axes.text(x + 0.2, 2.53, f"${name.lower()}_t$", ha="left", va="center", fontsize=10)
+        write(axes, x + 0.2, 2.53, f"${name.lower()}_t$", ha="left", fontsize=10)
     for x in (2.0, query):
-        _line(axes, (x, 2.35), (x, 2.7), INK, arrow=True)
+        _line(axes, (x, 2.35), (x, 2.7), INK, head=True)
         _box(axes, x, 3.0, r"$\phi$", "white")
-    _line(axes, (2.0, 3.3), (2.0, 3.75), VERMILION, arrow=True)
-    _line(axes, (3.5, 2.35), (3.5, 3.75), VERMILION, arrow=True)
-    _box(axes, write, 4.05, r"$\phi(k_t)\,v_t^\top,\ \phi(k_t)$", PALE_VERMILION, width=2.6)
-    _line(axes, (write, 4.35), (write, state - 0.26), VERMILION, arrow=True)
-    _plus(axes, write, state)
+    _line(axes, (2.0, 3.3), (2.0, 3.75), VERMILION, head=True)
+    _line(axes, (3.5, 2.35), (3.5, 3.75), VERMILION, head=True)
+    _box(axes, added, 4.05, r"$\phi(k_t)\,v_t^\top,\ \phi(k_t)$", pale.VERMILION, width=2.6)
+    _line(axes, (added, 4.35), (added, state - 0.26), VERMILION, head=True)
+    _plus(axes, added, state)
 
     for x in (query, skip):  # a gap where the state passes underneath
         axes.plot([x, x], [state - 0.2, state + 0.2], color="#f7f7f7", linewidth=9, zorder=3)
-    _line(axes, (query, 3.3), (query, 5.85), GREEN, arrow=True)
+    _line(axes, (query, 3.3), (query, 5.85), GREEN, head=True)
     _line(axes, (tap, state), (tap, 6.15), BLUE)
-    _line(axes, (tap, 6.15), (5.1, 6.15), BLUE, arrow=True)
+    _line(axes, (tap, 6.15), (5.1, 6.15), BLUE, head=True)
     axes.add_patch(Circle((tap, state), 0.09, fc=BLUE, ec="none", zorder=5))
-    _box(axes, query, 6.15, "read", PALE_GREEN, width=1.9)
-    _line(axes, (7.05, 6.15), (skip - 0.28, 6.15), GREEN, arrow=True)
-    axes.text(7.5, 6.3, "$o_t$", ha="center", va="bottom")
-    _line(axes, (skip, 1.4), (skip, 5.87), GRAY, arrow=True)
+    _box(axes, query, 6.15, "read", pale.GREEN, width=1.9)
+    _line(axes, (7.05, 6.15), (skip - 0.28, 6.15), GREEN, head=True)
+    write(axes, 7.5, 6.3, "$o_t$", va="bottom")
+    _line(axes, (skip, 1.4), (skip, 5.87), GRAY, head=True)
     _plus(axes, skip, 6.15)
-    _line(axes, (skip, 6.43), (skip, 7.05), INK, arrow=True)
-    _box(axes, skip, 7.4, "$f_l$", PALE_BLUE, width=1.1, height=0.7)
-    _line(axes, (skip, 7.75), (skip, 8.95), INK, arrow=True)
-    axes.text(skip, 9.2, "$y_t$", ha="center", va="center", fontsize=13)
+    _line(axes, (skip, 6.43), (skip, 7.05), INK, head=True)
+    _box(axes, skip, 7.4, "$f_l$", pale.BLUE, width=1.1, height=0.7)
+    _line(axes, (skip, 7.75), (skip, 8.95), INK, head=True)
+    write(axes, skip, 9.2, "$y_t$", fontsize=13)
 
-    axes.text(write - 0.4, state + 0.3, "write", ha="right", va="bottom", color=VERMILION)
-    axes.text(skip + 0.15, 3.6, "residual", ha="left", va="center", color=GRAY, rotation=90)
+    axes.text(added - 0.4, state + 0.3, "write", ha="right", va="bottom", color=VERMILION)
+    write(axes, skip + 0.15, 3.6, "residual", ha="left", color=GRAY, rotation=90)
     axes.set(xlim=(-0.9, 10.9), ylim=(-0.35, 9.5))
     return figure
 
@@ -87,20 +79,20 @@ def two_orders(layers: int, tokens: int) -> BookFigure:
             band = band or (i - 0.32, -0.42, 0.64, layers - 0.16)
             box = "round,pad=0,rounding_size=0.3"
             axes.add_patch(
-                FancyBboxPatch(band[:2], *band[2:], boxstyle=box, fc=PALE_BLUE, ec="none")
+                FancyBboxPatch(band[:2], *band[2:], boxstyle=box, fc=pale.BLUE, ec="none")
             )
         for layer in range(layers):
             for token in range(tokens):
                 at = (token, layer)
                 if layer:
-                    _line(axes, (token, layer - 0.75), (token, layer - 0.27), GRAY, arrow=True)
+                    _line(axes, (token, layer - 0.75), (token, layer - 0.27), GRAY, head=True)
                 if token:
-                    _line(axes, (token - 0.75, layer), (token - 0.27, layer), BLUE, arrow=True)
+                    _line(axes, (token - 0.75, layer), (token - 0.27, layer), BLUE, head=True)
                 axes.add_patch(Circle(at, 0.25, fc="white", ec=INK, zorder=4))
                 number = layer if by_row else token
-                axes.text(*at, str(number + 1), ha="center", va="center", zorder=5)
+                write(axes, *at, str(number + 1), zorder=5)
         for token in range(tokens):
-            axes.text(token, -0.75, f"$x_{token + 1}$", ha="center", va="center")
+            write(axes, token, -0.75, f"$x_{token + 1}$")
         axes.set(xlim=(-0.6, tokens - 0.4), ylim=(-1.0, layers - 0.4))
         axes.set_title(f"{title}: {count} steps")
     left.text(-0.75, (layers - 1) / 2, "layers", ha="center", va="center", rotation=90)
@@ -119,30 +111,30 @@ def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int]]) -> Boo
     tops = np.cumsum([0] + [max(t, D) + 0.8 for t in range(1, N)])  # where token t begins
     bottom = tops[-1] + N + 0.4
     height = bottom + 2.4 * len(kept)
-    figure, axes = _canvas(5.8, 0.32 * (height + 2))
+    figure, axes = canvas(5.8, 0.32 * (height + 2), unit=1)
     for column, name in enumerate(("recompute", "KV cache", "state")):
         x = pitch * column
-        axes.text(x + width / 2, -0.9, name, ha="center", va="center", fontweight="bold")
+        write(axes, x + width / 2, -0.9, name, fontweight="bold")
         for t, top in enumerate(tops, start=1):
             if column == 2:
                 left = x + (width - M - 1.3) / 2
-                _cells(axes, left, top, k[:t].T @ v[:t], PALE_GREEN, new=True)
+                _cells(axes, left, top, k[:t].T @ v[:t], pale.GREEN, new=True)
                 z = k[:t].sum(axis=0)[:, None]
-                _cells(axes, left + M + 0.3, top, z, PALE_GREEN, new=True)
+                _cells(axes, left + M + 0.3, top, z, pale.GREEN, new=True)
                 continue
             for j in range(t):
                 new = column == 0 or j == t - 1
-                fill = PALE_VERMILION if new else PALE_BLUE
+                fill = pale.VERMILION if new else pale.BLUE
                 _cells(axes, x, top + j, k[j], fill, new)
                 _cells(axes, x + D + 0.3, top + j, v[j], fill, new)
         for row, numbers in enumerate(kept.values()):
             y = bottom + 2.4 * row + 1.6
-            axes.text(x + width / 2, y, f"{numbers[column]:,}", ha="center", va="center")
+            write(axes, x + width / 2, y, f"{numbers[column]:,}")
     for row, heading in enumerate(kept):
         y = bottom + 2.4 * row + 0.6
-        axes.text(-2.2, y, heading, ha="left", va="center", color=GRAY)
+        write(axes, -2.2, y, heading, ha="left", color=GRAY)
     for t, top in enumerate(tops, start=1):
-        axes.text(-0.4, top + 0.5, f"$t = {t}$", ha="right", va="center")
+        write(axes, -0.4, top + 0.5, f"$t = {t}$", ha="right")
     axes.set(xlim=(-2.4, 2 * pitch + width + 0.2), ylim=(height + 0.1, -1.5))
     return figure
 
@@ -161,8 +153,7 @@ def who_sees_whom(moved: Mapping[str, ArrayLike], floor: float = 0.01) -> BookFi
         draw_matrix(axes, decades, title=name, numbers=False, limit=limit)
         corners = np.arange(len(matrix) + 1) - 0.5
         axes.step(corners, corners, where="post", color=VERMILION, linewidth=2)
-        axes.set_xlabel("changed token")
-        axes.set_ylabel("output")
+        axes.set(xlabel="changed token", ylabel="output")
     bar = figure.colorbar(panels[-1].images[0], ax=list(panels), shrink=0.8, aspect=16)
     ticks = [floor * 10**i for i in range(int(limit) + 1)]
     bar.set_ticks(range(len(ticks)), labels=[f"{tick:g}" for tick in ticks])
@@ -170,38 +161,29 @@ def who_sees_whom(moved: Mapping[str, ArrayLike], floor: float = 0.01) -> BookFi
     return figure
 
 
-def _canvas(width: float, height: float) -> tuple[BookFigure, Axes]:
-    figure, ((axes,),) = new_figure(width=width, height=height)
-    axes.set_aspect("equal")
-    axes.set_axis_off()
-    return figure, axes
-
-
-def _line(axes: Axes, start, end, color: str, arrow: bool = False, zorder: int = 4) -> None:
-    style = {"arrowstyle": "-|>" if arrow else "-", "color": color, "linewidth": 1.6}
-    style |= {"shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", end, start, arrowprops=style, zorder=zorder)
+def _line(axes: Axes, start, end, color: str, head: bool = False, zorder: int = 4) -> None:
+    style = {"arrowstyle": "-|>" if head else "-", "linewidth": 1.6}
+    arrow(axes, start, end, color, gap=0, zorder=zorder, **style)
 
 
 def _box(axes: Axes, x, y, text: str, fill: str, width: float = 1.1, height: float = 0.6) -> None:
     """A box with its center at (x, y)."""
-    corner = (x - width / 2, y - height / 2)
-    axes.add_patch(Rectangle(corner, width, height, fc=fill, ec=GRAY, zorder=4))
-    axes.text(x, y, text, ha="center", va="center", zorder=5)
+    rectangle(axes, x - width / 2, y - height / 2, width, height, fill, zorder=4)
+    write(axes, x, y, text, zorder=5)
 
 
 def _plus(axes: Axes, x: float, y: float) -> None:
     axes.add_patch(Circle((x, y), 0.26, fc="white", ec=INK, zorder=5))
-    axes.text(x, y, "$+$", ha="center", va="center", zorder=6)
+    write(axes, x, y, "$+$", zorder=6)
 
 
 def _cells(axes: Axes, x: float, y: float, values: ArrayLike, fill: str, new: bool) -> None:
     """A matrix with its upper left corner at (x, y), in a frame if it is new."""
     values = np.atleast_2d(values)
     for (i, j), value in np.ndenumerate(values):
-        axes.add_patch(Rectangle((x + j, y + i), 1, 1, fc=fill, ec=GRAY, linewidth=0.6))
+        rectangle(axes, x + j, y + i, 1, 1, fill, linewidth=0.6)
         size = 11 if abs(value) < 100 else 9.5
-        axes.text(x + j + 0.5, y + i + 0.5, f"{value:g}", ha="center", va="center", fontsize=size)
+        write(axes, x + j + 0.5, y + i + 0.5, f"{value:g}", fontsize=size)
     if new:
         rows, columns = values.shape
-        axes.add_patch(Rectangle((x, y), columns, rows, fc="none", ec=INK, linewidth=2, zorder=3))
+        rectangle(axes, x, y, columns, rows, "none", INK, linewidth=2, zorder=3)

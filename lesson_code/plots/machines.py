@@ -6,28 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.recurrence import (
-    PALE_BLUE,
-    PALE_GREEN,
-    PALE_VERMILION,
-    _arrow,
-    _canvas,
-    _cells,
-)
-from lesson_code.plots.style import (
-    BLUE,
-    COLORS,
-    DASHES,
-    GRAY,
-    MARKERS,
-    BookFigure,
-    _name_lines,
-    drawing,
-    new_figure,
-)  # fmt: skip
+from lesson_code.plots import pale
+from lesson_code.plots.cells import arrow, canvas, entries, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, look
+from lesson_code.plots.lines import name_lines, named_bars
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -37,21 +22,21 @@ def states_that_travel(writes: Sequence[ArrayLike], outputs: Sequence[ArrayLike]
     rows, columns = states[0].shape
     pitch, below = columns + 2.6, rows + 2.2
     last = below + rows + 1.4  # the top of the outputs
-    figure, axes = _canvas(pitch * len(writes) - 0.6, last + 3)
+    figure, axes = canvas(pitch * len(writes) - 0.6, last + 3)
     before = np.zeros_like(states[0])
     for r, (T, out) in enumerate(zip(states, outputs, strict=True)):
         x, middle = pitch * r, pitch * r + columns / 2
-        axes.text(middle, -0.4, f"rank {r}", ha="center", va="bottom")
+        write(axes, middle, -0.4, f"rank {r}", va="bottom")
         rows_of = ((f"$T_{r}$", 0, rows), (f"$B_{r}$", below, rows), (f"$o_{r + 1}$", last, 1))
         for (name, y, height), values, fill in zip(
-            rows_of, (T, before, out), (PALE_VERMILION, PALE_BLUE, PALE_GREEN), strict=True
+            rows_of, (T, before, out), (pale.VERMILION, pale.BLUE, pale.GREEN), strict=True
         ):
-            _cells(axes, x, y, values, fill)
-            axes.text(x - 0.2, y + height / 2, name, ha="right", va="center")
-        _arrow(axes, (middle, below + rows), (middle, last))
+            entries(axes, x, y, values, fill)
+            write(axes, x - 0.2, y + height / 2, name, ha="right")
+        arrow(axes, (middle, below + rows), (middle, last))
         for later in range(r + 1, len(writes)):
             end = (pitch * later + 0.3 + 0.5 * r, below)
-            _arrow(axes, (middle + 0.3, rows), end, color=BLUE)
+            arrow(axes, (middle + 0.3, rows), end, color=BLUE)
         before = before + T
     axes.set(xlim=(-1.3, pitch * len(writes) - 2.4), ylim=(last + 1.2, -1.3))
     return figure
@@ -67,19 +52,19 @@ def timeline(inside: Sequence[float]) -> BookFigure:
     arrived = sent + states
     for r, length in enumerate(inside):
         y = 1.3 * r
-        _bar(axes, 0, sent, y, PALE_VERMILION, f"$T_{r}$")
+        _bar(axes, 0, sent, y, pale.VERMILION, f"$T_{r}$")
         _bar(axes, sent, length, y, "white", "inside")
         ready = max(sent + length, arrived)
-        _bar(axes, ready, fold, y, PALE_GREEN, f"fold, $B_{r}$")
-        _bar(axes, 0, headers, y + 0.55, "#ececec", "headers", height=0.42)
-        _bar(axes, sent, states, y + 0.55, PALE_BLUE, "states", height=0.42)
-        axes.text(-0.15, y + 0.5, f"rank {r}", ha="right", va="center")
+        _bar(axes, ready, fold, y, pale.GREEN, f"fold, $B_{r}$")
+        _bar(axes, 0, headers, y + 0.55, pale.GRAY, "headers", height=0.42)
+        _bar(axes, sent, states, y + 0.55, pale.BLUE, "states", height=0.42)
+        write(axes, -0.15, y + 0.5, f"rank {r}", ha="right")
     for x, text in ((sent, "sent"), (arrived, "arrived")):
         axes.plot([x, x], [-0.15, 1.3 * len(inside) - 0.2], color=GRAY, linestyle=":", zorder=0)
-        axes.text(x, -0.2, text, ha="center", va="bottom", color=GRAY, fontsize=10)
+        write(axes, x, -0.2, text, va="bottom", color=GRAY, fontsize=10)
     end = max(sent + max(inside), arrived) + fold
     y = 1.3 * len(inside)
-    axes.annotate("", (end, y), (0, y), arrowprops={"arrowstyle": "-|>", "color": GRAY})
+    arrow(axes, (0, y), (end, y))
     axes.text(end, y - 0.05, "time", ha="right", va="bottom", color=GRAY, fontsize=10)
     axes.set(xlim=(-1.3, end + 0.05), ylim=(y + 0.15, -0.6))
     return figure
@@ -88,8 +73,8 @@ def timeline(inside: Sequence[float]) -> BookFigure:
 def _bar(
     axes: Axes, x: float, length: float, y: float, fill: str, text: str, height: float = 0.55
 ) -> None:
-    axes.add_patch(Rectangle((x, y), length, height, fc=fill, ec=GRAY, linewidth=0.8))
-    axes.text(x + length / 2, y + height / 2, text, ha="center", va="center", fontsize=10)
+    rectangle(axes, x, y, length, height, fill, linewidth=0.8)
+    write(axes, x + length / 2, y + height / 2, text, fontsize=10)
 
 
 @drawing
@@ -100,53 +85,31 @@ def prediction(rows: Sequence[Mapping]) -> BookFigure:
     row took part in the fit.
     """
     figure, ((axes,),) = new_figure(height=3.6)
-    counts = sorted({row["ranks"] for row in rows})
-    for index, ranks in enumerate(counts):
+    lines = []
+    for index, ranks in enumerate(sorted({row["ranks"] for row in rows})):
         own = sorted((r for r in rows if r["ranks"] == ranks), key=lambda row: row["bytes"])
-        style = {"color": COLORS[index], "label": f"{ranks} ranks"}
         sent = [row["bytes"] for row in own]
         predicted = [1e3 * row["predicted"] for row in own]
-        axes.plot(sent, predicted, linestyle=DASHES[index], **style)
-        for row in own:
-            fill = COLORS[index] if row["fitted"] else "white"
-            axes.plot(
-                row["bytes"],
-                1e3 * row["seconds"],
-                MARKERS[index],
-                color=COLORS[index],
-                markerfacecolor=fill,
-                markersize=6,
-                label="_",
-            )
+        name = {"label": f"{ranks} ranks"}
+        lines += axes.plot(sent, predicted, **look(index, marker=None), **name)
+    for index, ranks in enumerate(sorted({row["ranks"] for row in rows})):
+        style = look(index, linestyle="none", markersize=6, label="_")
+        for row in (row for row in rows if row["ranks"] == ranks):
+            fill = style["color"] if row["fitted"] else "white"
+            axes.plot(row["bytes"], 1e3 * row["seconds"], markerfacecolor=fill, **style)
     axes.set(xlabel="bytes that a rank sends", ylabel="milliseconds", xscale="log", yscale="log")
     axes.margins(x=0.02)
-    lines = {line: line.get_label() for line in axes.get_lines()}
-    marks = [line for line, label in lines.items() if label == "_"]
-    for line in marks:  # so that only lines are named
-        line.remove()
-    _name_lines(axes, 3.6)
-    for line in marks:
-        axes.add_line(line)
-    axes.relim()
-    axes.autoscale_view()
+    name_lines(axes, lines, 3.6)
     return figure
 
 
 @drawing
 def durations(seconds: Mapping[str, float]) -> BookFigure:
     """Named times as bars on a logarithmic axis, the first on top, its time at each end."""
-    figure, ((axes,),) = new_figure(height=0.42 * len(seconds) + 0.7)
-    lengths = np.array(list(seconds.values()))
-    start = 10.0 ** np.floor(np.log10(lengths.min()) - 0.5)
-    axes.barh(range(len(lengths)), lengths - start, left=start, color="#9ecae8", edgecolor=GRAY)
-    for row, length in enumerate(lengths):
-        axes.annotate(
-            _time(length), (length, row), xytext=(4, 0), textcoords="offset points", va="center"
-        )
-    axes.set_yticks(range(len(lengths)), list(seconds))
-    axes.set(xscale="log", xlim=(start, lengths.max() * 30), xlabel="seconds")
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
+    shortest, longest = min(seconds.values()), max(seconds.values())
+    start = 10.0 ** np.floor(np.log10(shortest) - 0.5)
+    figure, axes = named_bars(seconds, map(_time, seconds.values()), start=start)
+    axes.set(xscale="log", xlim=(start, longest * 30), xlabel="seconds")
     return figure
 
 

@@ -9,16 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.style import (
-    COLORS,
-    DASHES,
-    GRAY,
-    INK,
-    VERMILION,
-    BookFigure,
-    drawing,
-    new_figure,
-)
+from lesson_code.plots.cells import way, write
+from lesson_code.plots.colors import GRAY, INK, VERMILION, look
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 PLAIN, MEMORY, GATE = "white", "#d6e8f5", "#e3f1ec"
 
@@ -37,8 +30,7 @@ def selection(x: ArrayLike, marked: Sequence[int], states: Mapping[str, ArrayLik
         below.axvline(at, color=VERMILION, linestyle=":", linewidth=1.2)
     for index, (name, state) in enumerate(states.items()):
         state = np.asarray(state)
-        style = {"color": COLORS[index], "linestyle": DASHES[index]}
-        below.step(t, state, where="post", label=name, **style)
+        below.step(t, state, where="post", label=name, **look(index, marker=None))
     below.legend(loc="lower right", bbox_to_anchor=(1, 0.96), ncols=2, borderaxespad=0)
     top.set(ylabel="$x_t$")
     below.set(xlabel="token t", ylabel="$h_t$", xlim=(0, len(x) + 0.6))
@@ -58,43 +50,43 @@ def blocks() -> BookFigure:
     main, side = -0.55, 1.15  # where the memory stands, and the gate
 
     for axes in panels:
-        axes.text(0.3, -0.4, "$x$", ha="center", va="center")
-        _arrow(axes, (main, 1.2), (main, 1.7))
-        _arrow(axes, (main, 2.3), (main, 3.2))
-        _arrow(axes, (main, 3.8), (main, 4.42))
-        _arrow(axes, (side, 2.3), (side, 4.6), (main + 0.2, 4.6))
+        write(axes, 0.3, -0.4, "$x$")
+        way(axes, (main, 1.2), (main, 1.7))
+        way(axes, (main, 2.3), (main, 3.2))
+        way(axes, (main, 3.8), (main, 4.42))
+        way(axes, (side, 2.3), (side, 4.6), (main + 0.2, 4.6))
         _box(axes, main, 2.0, "convolution, SiLU", PLAIN, 2.0)
         _box(axes, side, 2.0, "SiLU", GATE, 0.9)
-        _arrow(axes, (side, 1.2), (side, 1.7))
+        way(axes, (side, 1.2), (side, 1.7))
         axes.plot([main], [4.6], "o", markersize=18, mfc="white", mec=INK, zorder=5)
-        axes.text(main, 4.6, "×", ha="center", va="center", zorder=6)
-        axes.text(main, 7.0, "$y$", ha="center", va="center")
-        _arrow(axes, (main, 6.3), (main, 6.8))
+        write(axes, main, 4.6, "×", zorder=6)
+        write(axes, main, 7.0, "$y$")
+        way(axes, (main, 6.3), (main, 6.8))
         _box(axes, main, 6.0, "$W_O$", PLAIN, 1.0)
 
-    _arrow(left, (0.3, -0.2), (0.3, 0.15), (main, 0.15), (main, 0.6))
-    _arrow(left, (0.3, -0.2), (0.3, 0.15), (side, 0.15), (side, 0.6))
+    way(left, (0.3, -0.2), (0.3, 0.15), (main, 0.15), (main, 0.6))
+    way(left, (0.3, -0.2), (0.3, 0.15), (side, 0.15), (side, 0.6))
     _box(left, main, 0.9, "$W_u$", PLAIN, 1.0)
     _box(left, side, 0.9, "$W_z$", PLAIN, 0.9)
     _box(left, main, 3.5, "selective scan", MEMORY, 2.0)
-    _arrow(left, (main + 0.35, 2.3), (main + 0.35, 3.2))
-    left.text(main + 0.45, 2.75, r"$\Delta, B, C$", ha="left", va="center")
-    _arrow(left, (main, 4.78), (main, 5.7))
+    way(left, (main + 0.35, 2.3), (main + 0.35, 3.2))
+    write(left, main + 0.45, 2.75, r"$\Delta, B, C$", ha="left")
+    way(left, (main, 4.78), (main, 5.7))
 
-    _arrow(right, (0.3, -0.2), (0.3, 0.6))
+    way(right, (0.3, -0.2), (0.3, 0.6))
     _box(right, 0.3, 0.9, "one projection", PLAIN, 2.6)
     _box(right, main, 3.5, "state-space dual", MEMORY, 2.0)
-    right.text(main - 0.1, 2.75, "$u, B, C$", ha="right", va="center")
-    right.text(main - 0.1, 1.45, "$u, B, C$", ha="right", va="center")
-    right.text(side + 0.1, 1.45, "$z$", ha="left", va="center")
-    _arrow(right, (0.57, 1.2), (0.57, 2.75), (0.2, 2.75), (0.2, 3.2))
-    right.text(0.47, 1.45, r"$\Delta$", ha="right", va="center")
-    left.text(side + 0.1, 1.45, "$z$", ha="left", va="center")
-    left.text(main - 0.1, 1.45, "$u$", ha="right", va="center")
-    left.text(main - 0.1, 2.75, "$u$", ha="right", va="center")
-    _arrow(right, (main, 4.78), (main, 5.0))
+    write(right, main - 0.1, 2.75, "$u, B, C$", ha="right")
+    write(right, main - 0.1, 1.45, "$u, B, C$", ha="right")
+    write(right, side + 0.1, 1.45, "$z$", ha="left")
+    way(right, (0.57, 1.2), (0.57, 2.75), (0.2, 2.75), (0.2, 3.2))
+    write(right, 0.47, 1.45, r"$\Delta$", ha="right")
+    write(left, side + 0.1, 1.45, "$z$", ha="left")
+    write(left, main - 0.1, 1.45, "$u$", ha="right")
+    write(left, main - 0.1, 2.75, "$u$", ha="right")
+    way(right, (main, 4.78), (main, 5.0))
     _box(right, main, 5.25, "norm", GATE, 1.0, height=0.46)
-    _arrow(right, (main, 5.48), (main, 5.7))
+    way(right, (main, 5.48), (main, 5.7))
     return figure
 
 
@@ -103,16 +95,7 @@ def _box(
 ) -> None:
     """A box with its center at (x, y)."""
     corner = (x - width / 2, y - height / 2)
-    box = "round,pad=0,rounding_size=0.08"
-    patch = FancyBboxPatch(corner, width, height, boxstyle=box, fc=fill, ec=GRAY, zorder=4)
+    shape = "round,pad=0,rounding_size=0.08"
+    patch = FancyBboxPatch(corner, width, height, boxstyle=shape, fc=fill, ec=GRAY, zorder=4)
     axes.add_patch(patch)
-    axes.text(x, y, text, ha="center", va="center", zorder=5)
-
-
-def _arrow(axes: Axes, *points: tuple[float, float]) -> None:
-    """A line through the points, with its head at the last."""
-    *_, before, last = points
-    xs, ys = zip(*points[:-1], strict=True)
-    axes.plot(xs, ys, color=GRAY, linewidth=1.4, solid_capstyle="butt")
-    arrow = {"arrowstyle": "-|>", "color": GRAY, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.4}
-    axes.annotate("", last, before, arrowprops=arrow)
+    write(axes, x, y, text, zorder=5)

@@ -7,20 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lesson_code.plots.style import (
-    BLUE,
-    COLORS,
-    DASHES,
-    GRAY,
-    INK,
-    MARKERS,
-    PINK,
-    VERMILION,
-    BookFigure,
-    draw_matrix,
-    drawing,
-    new_figure,
-)
+from lesson_code.plots.cells import arrow, write
+from lesson_code.plots.colors import BLUE, GRAY, PINK, VERMILION, look
+from lesson_code.plots.lines import beside
+from lesson_code.plots.matrices import matrix_rows
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 TOKEN_COLORS = (BLUE, PINK, VERMILION)
 HATCHES = ("", "//", "\\\\")
@@ -32,14 +23,11 @@ def writes(k: NDArray, v: NDArray) -> BookFigure:
     """What each token adds (top) and the state after it (bottom), one column for each token."""
     notes = k[:, :, None] * v[:, None, :]  # (N, D, M)
     states = np.cumsum(notes, axis=0)
-    figure, axes = new_figure(len(k), 2, width=5.4, height=3.5)
-    limit = float(np.abs(states).max())
-    for t, (note, state) in enumerate(zip(notes, states, strict=True)):
-        draw_matrix(axes[0, t], note, title=rf"$k_{t + 1} v_{t + 1}^\top$", limit=limit)
-        draw_matrix(axes[1, t], state, title=f"$S_{t + 1}$", limit=limit)
-    axes[0, 0].set_ylabel("written")
-    axes[1, 0].set_ylabel("state after")
-    return figure
+    rows = {
+        "written": [(rf"$k_{t} v_{t}^\top$", note) for t, note in enumerate(notes, 1)],
+        "state after": [(f"$S_{t}$", state) for t, state in enumerate(states, 1)],
+    }
+    return matrix_rows(rows, width=5.4, height=3.5, limit=float(np.abs(states).max()))
 
 
 @drawing
@@ -66,12 +54,10 @@ def contributions(
                 style = {"facecolor": FILLS[j], "hatch": HATCHES[j], "edgecolor": GRAY}
                 panel.bar(x, part, bottom=bottom, width=0.78, linewidth=0.8, **style)
                 label = rf"$v_{j + 1}$: {part:g}"
-                box = {"fc": "white", "ec": "none", "pad": 0.8} if HATCHES[j] else None
-                panel.text(
-                    x, bottom + part / 2, label, ha="center", va="center", fontsize=10, bbox=box
-                )
+                behind = {"fc": "white", "ec": "none", "pad": 0.8} if HATCHES[j] else None
+                write(panel, x, bottom + part / 2, label, fontsize=10, bbox=behind)
                 bottom += part
-            panel.text(x, bottom + 1, f"{bottom:g}", ha="center", va="bottom", color=INK)
+            write(panel, x, bottom + 1, f"{bottom:g}", va="bottom")
         panel.set_xticks(range(len(queries)), [f"[{a:g}, {b:g}]" for a, b in queries])
         panel.set(title=f"read from $S_{n}$", xlabel="query")
         panel.grid(visible=False, axis="x")
@@ -96,12 +82,10 @@ def signal_and_crosstalk(k: NDArray, v: NDArray, i: int) -> BookFigure:
     circle = np.linspace(0, 2 * np.pi, 200)
     plane.plot(np.cos(circle), np.sin(circle), color=GRAY, linewidth=0.8)
     for j, key in enumerate(k):
-        color = TOKEN_COLORS[j]
-        tip = tuple(key)
-        plane.annotate("", tip, (0, 0), arrowprops={"arrowstyle": "->", "color": color, "lw": 1.8})
+        color, tip = TOKEN_COLORS[j], tuple(key)
+        arrow(plane, (0, 0), tip, color, arrowstyle="->", lw=1.8)
         name = f"$q = k_{j + 1}$" if j == i else f"$k_{j + 1}$"
-        beside = {"xytext": (4, 4), "textcoords": "offset points"}
-        plane.annotate(name, tip, color=color, **beside)
+        beside(plane, name, tip, (4, 4), color=color)
     plane.set(xlim=(-reach, reach), ylim=(-reach, 1.15 * reach), aspect="equal", title="keys")
     names = [f"{'signal' if j == i else 'crosstalk'} $v_{j + 1}$" for j in range(N)]
     for m, panel in enumerate(bars):
@@ -112,8 +96,8 @@ def signal_and_crosstalk(k: NDArray, v: NDArray, i: int) -> BookFigure:
         read = ends[-1, m]
         numbers = zip((*parts[:, m], read), (*ends[:, m], read), strict=True)
         for y, (part, end) in enumerate(numbers):
-            beside = {"xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-            panel.annotate(f"{part:g}", (max(end, end - part), y), fontsize=10, **beside)
+            right = max(end, end - part)
+            beside(panel, f"{part:g}", (right, y), (3, 0), va="center", fontsize=10)
         panel.set_yticks(range(N + 1), [*names, "read $o$"] if m == 0 else [""] * (N + 1))
         panel.invert_yaxis()
         panel.grid(visible=False, axis="y")
@@ -131,13 +115,11 @@ def capacity(others: ArrayLike, simulated: Mapping[int, ArrayLike]) -> BookFigur
     others = np.asarray(others)
     figure, ((axes,),) = new_figure(height=3.8)
     for index, (D, ratio) in enumerate(simulated.items()):
-        color = COLORS[index]
-        axes.plot(others, others / D, color=color, linestyle=DASHES[index])
-        marker = {"marker": MARKERS[index], "markersize": 7, "markerfacecolor": "white"}
-        axes.plot(others, ratio, color=color, linestyle="none", **marker)
-        end = (others[-1], others[-1] / D)
-        beside = {"xytext": (8, 0), "textcoords": "offset points", "annotation_clip": False}
-        axes.annotate(f"$D = {D}$", end, color=color, va="center", **beside)
+        axes.plot(others, others / D, **look(index, marker=None))
+        marker = look(index, linestyle="none", markersize=7, markerfacecolor="white")
+        axes.plot(others, ratio, **marker)
+        at_end = {"color": marker["color"], "va": "center", "annotation_clip": False}
+        beside(axes, f"$D = {D}$", (others[-1], others[-1] / D), (8, 0), **at_end)
     axes.axhline(1, color=GRAY, linestyle=":", linewidth=1.4)
     axes.annotate("as strong as the signal", (others[0], 1), color=GRAY, va="bottom", fontsize=10)
     axes.set(xscale="log", yscale="log", xlabel="other pairs in the memory, $n - 1$")

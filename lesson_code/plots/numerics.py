@@ -8,15 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.style import (
-    BLUE,
-    COLORS,
-    GRAY,
-    VERMILION,
-    BookFigure,
-    drawing,
-    new_figure,
-)  # fmt: skip
+from lesson_code.plots.cells import arrow, write
+from lesson_code.plots.colors import BLUE, COLORS, GRAY, VERMILION
+from lesson_code.plots.lines import beside
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -39,27 +34,16 @@ def _number_line(axes: Axes, digits: int, start: int, stop: int, stuck: int, tit
     axes.axhline(0, color=GRAY, linewidth=1)
     axes.plot(floats, np.zeros(len(floats)), "|", color=BLUE, markersize=16, markeredgewidth=2)
     axes.plot([stuck + 1], [0], "x", color=VERMILION, markersize=8, markeredgewidth=2)
-    axes.annotate(
-        "",
-        (stuck, 0.34),
-        (stuck + 1, 0.1),
-        arrowprops={
-            "arrowstyle": "-|>",
-            "color": VERMILION,
-            "connectionstyle": "arc3,rad=0.5",
-            "shrinkA": 0,
-            "shrinkB": 0,
-        },
-    )
-    text = f"{stuck} + 1 becomes {stuck}"
-    axes.text(stuck + 1, 0.5, text, color=VERMILION, ha="left", va="center")
+    tie, back = (stuck + 1, 0.1), (stuck, 0.34)
+    arrow(axes, tie, back, VERMILION, gap=0, connectionstyle="arc3,rad=0.5")
+    write(axes, stuck + 1, 0.5, f"{stuck} + 1 becomes {stuck}", color=VERMILION, ha="left")
     step = 1 if digits < 5 else 2
     axes.set(xlim=(start - 0.6, stop + 0.6), ylim=(-0.5, 0.8), xticks=range(start, stop + 1, step))
     axes.set_yticks([])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    axes.text(start - 0.3, 0.5, title, color=BLUE, ha="left", va="center")
+    write(axes, start - 0.3, 0.5, title, color=BLUE, ha="left")
 
 
 @drawing
@@ -91,14 +75,6 @@ def errors_by_size(size: ArrayLike, error: ArrayLike, tolerance: float) -> BookF
         axes.axhline(tolerance, color=VERMILION, linestyle="--")
         axes.set(xscale="log", yscale="log", title=title, xlabel="entry / largest entry")
     panels[0].set_ylabel("error")
-    panels[1].annotate(
-        "tolerance",
-        (1, tolerance),
-        xytext=(0, -3),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        color=VERMILION,
-    )
+    at_end = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top"}
+    beside(panels[1], "tolerance", (1, tolerance), (0, -3), color=VERMILION, **at_end)
     return figure

@@ -5,29 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.style import (
-    COLORS,
-    DASHES,
-    GRAY,
-    INK,
-    MARKERS,
-    VERMILION,
-    BookFigure,
-    _name_lines,
-    draw_matrix,
-    drawing,
-    new_figure,
-)
-
-STYLES = [
-    *zip(COLORS, DASHES, MARKERS, strict=True),
-    (INK, "-", "X"),
-    (GRAY, "--", "*"),
-    ("#8a3800", (0, (4, 1, 1, 1)), "h"),
-]
+from lesson_code.plots.colors import GRAY, INK, look
+from lesson_code.plots.lines import beside, name_lines
+from lesson_code.plots.matrices import draw_causal, draw_matrix, frame_past
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -69,12 +52,9 @@ def blocks(panels: Mapping[str, ArrayLike], cut: int) -> BookFigure:
     figure, axes = new_figure(len(panels), width=6.4, height=6.4 / len(panels) + 0.2)
     for panel, (name, weights) in zip(axes[0], panels.items(), strict=True):
         weights = np.asarray(weights)
-        above = np.triu(np.ones(weights.shape, bool), 1)
         limit = float(np.abs(weights[cut:, :cut]).max())
-        draw_matrix(panel, weights, title=name, hidden=above, limit=limit)
-        later = len(weights) - cut
-        frame = Rectangle((-0.5, cut - 0.5), cut, later, fill=False, color=VERMILION, linewidth=2)
-        panel.add_patch(frame)
+        draw_causal(panel, weights, title=name, limit=limit)
+        frame_past(panel, len(weights), cut, linewidth=2)
         panel.set(xlabel="read", ylabel="reads")
     return figure
 
@@ -97,18 +77,18 @@ def spread(
     x = np.asarray(x)
     axes.set_xscale("log")
     for index, (name, values) in enumerate(runs.items()):
-        color, dashes, marker = STYLES[index % len(STYLES)]
+        style = look(index)
         values = np.atleast_2d(np.asarray(values, float))
-        axes.vlines(x, values.min(axis=0), values.max(axis=0), color=color, linewidth=1.2)
-        mean = values.mean(axis=0)
-        axes.plot(x, mean, label=name, color=color, linestyle=dashes, marker=marker)
+        lowest, highest = values.min(axis=0), values.max(axis=0)
+        axes.vlines(x, lowest, highest, color=style["color"], linewidth=1.2)
+        axes.plot(x, values.mean(axis=0), label=name, **style)
     axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.03))
     axes.set_xticks(x, [f"{value:g}" for value in x])
     axes.minorticks_off()
-    _name_lines(axes, height)
+    name_lines(axes, axes.get_lines(), height)
     if chance is not None:
         axes.axhline(chance, color=GRAY, linestyle=":", linewidth=1.4)
-        axes.annotate("chance", (x[0], chance), xytext=(0, 3), textcoords="offset points")
+        beside(axes, "chance", (x[0], chance), (0, 3))
     return figure
 
 
@@ -126,9 +106,8 @@ def against_law(
     line = np.bincount(place.ravel(), weights=np.ravel(law)) / np.bincount(place.ravel())
     axes.plot(ticks, line, color=INK, linewidth=1.6, label="random keys, one layer")
     for index, (name, (x, y)) in enumerate(points.items()):
-        style = {"color": COLORS[index], "marker": MARKERS[index], "linestyle": "none"}
-        filled = {"markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 6}
-        axes.plot(np.ravel(x), np.ravel(y), label=name, **style, **filled)
+        hollow = {"markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 6}
+        axes.plot(np.ravel(x), np.ravel(y), label=name, **look(index, linestyle="none", **hollow))
     axes.set(xlabel="load: pairs / D", ylabel="share right", ylim=(0, 1.05), xscale="log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()

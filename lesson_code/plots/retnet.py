@@ -6,20 +6,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    INK,
-    POSITIVE,
-    VERMILION,
-    BookFigure,
-    draw_matrix,
-    drawing,
-    new_figure,
-)
+from lesson_code.plots import pale
+from lesson_code.plots.cells import canvas, rectangle, write
+from lesson_code.plots.colors import BLUE, INK, POSITIVE, VERMILION
+from lesson_code.plots.matrices import matrix_rows
+from lesson_code.plots.style import BookFigure, drawing
 
 
 @drawing
@@ -32,16 +25,12 @@ def fading(k: NDArray, v: NDArray, gamma: float) -> BookFigure:
         writes.append(np.outer(k_t, v_t))
         S = left[-1] + writes[-1]
         states.append(S)
-    figure, axes = new_figure(len(k), 3, width=5.4, height=5.0)
-    limit = float(np.abs(states).max())
-    for t in range(len(k)):
-        draw_matrix(axes[0, t], left[t], title=rf"$\gamma S_{t}$", limit=limit)
-        title = rf"$k_{t + 1} v_{t + 1}^\top$"
-        draw_matrix(axes[1, t], writes[t], title=title, limit=limit)
-        draw_matrix(axes[2, t], states[t], title=f"$S_{t + 1}$", limit=limit)
-    for row, name in enumerate(("left", "written", "their sum")):
-        axes[row, 0].set_ylabel(name)
-    return figure
+    rows = {
+        "left": [(rf"$\gamma S_{t}$", matrix) for t, matrix in enumerate(left)],
+        "written": [(rf"$k_{t} v_{t}^\top$", matrix) for t, matrix in enumerate(writes, 1)],
+        "their sum": [(f"$S_{t}$", matrix) for t, matrix in enumerate(states, 1)],
+    }
+    return matrix_rows(rows, width=5.4, height=5.0, limit=float(np.abs(states).max()))
 
 
 @drawing
@@ -51,31 +40,25 @@ def exponents(gamma: float, chunks: int, L: int) -> BookFigure:
     The numbers beside the rows count from the start of a chunk, those below the columns to its end.
     """
     N = chunks * L
-    figure, ((axes,),) = new_figure(width=4.8, height=4.4)
-    for t in range(N):
-        for j in range(N):
-            seen = j <= t
-            color = POSITIVE(0.75 * gamma ** (t - j)) if seen else "#ececec"
-            axes.add_patch(Rectangle((j, t), 1, 1, fc=color, ec="#c9c9c9", linewidth=0.6))
-            if seen:
-                _number(axes, j, t, t - j, INK if gamma ** (t - j) < 0.6 else "white")
+    figure, axes = canvas(4.8, 4.4, unit=1)
+    for t, j in np.ndindex(N, N):
+        color = POSITIVE(0.75 * gamma ** (t - j)) if j <= t else pale.GRAY
+        rectangle(axes, j, t, 1, 1, color, "#c9c9c9", linewidth=0.6)
+        if j <= t:
+            _number(axes, j, t, t - j, INK if gamma ** (t - j) < 0.6 else "white")
     for i in range(chunks):
-        own = Rectangle((i * L, i * L), L, L, fill=False, ec=GRAY, linewidth=1.6)
-        axes.add_patch(own)
+        rectangle(axes, i * L, i * L, L, L, "none", linewidth=1.6)
         if i:
-            earlier = Rectangle((0, i * L), i * L, L, fill=False, ec=BLUE, linewidth=1.8)
-            axes.add_patch(earlier)
+            rectangle(axes, 0, i * L, i * L, L, "none", BLUE, linewidth=1.8)
     for t in range(N):
         _number(axes, -1.2, t, t % L + 1, VERMILION)
         _number(axes, t, N + 0.2, L - 1 - t % L, BLUE)
-    options = {"ha": "center", "va": "center"}
-    axes.text(-1.75, N / 2, "from the start", rotation=90, color=VERMILION, **options)
-    axes.text(N / 2, N + 1.75, "to the end", color=BLUE, **options)
-    axes.set(xlim=(-2.1, N + 0.1), ylim=(N + 2.1, -0.1), aspect="equal")
-    axes.set_axis_off()
+    write(axes, -1.75, N / 2, "from the start", rotation=90, color=VERMILION)
+    write(axes, N / 2, N + 1.75, "to the end", color=BLUE)
+    axes.set(xlim=(-2.1, N + 0.1), ylim=(N + 2.1, -0.1))
     return figure
 
 
 def _number(axes: Axes, column: float, row: float, number: int, color: Any) -> None:
     """A number in the middle of a cell."""
-    axes.text(column + 0.5, row + 0.5, str(number), ha="center", va="center", color=color)
+    write(axes, column + 0.5, row + 0.5, str(number), color=color)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    INK,
-    POSITIVE,
-    VERMILION,
-    BookFigure,
-    draw_matrix,
-    drawing,
-    new_figure,
-)  # fmt: skip
+from lesson_code.plots.cells import arrow, box, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, INK, POSITIVE, VERMILION
+from lesson_code.plots.matrices import draw_causal, frame_past
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -28,12 +19,8 @@ def blocks(matrices: Mapping[str, ArrayLike], cut: int) -> BookFigure:
     """Causal weights, a row for each query; framed is what queries from `cut` on see before it."""
     figure, (panels,) = new_figure(len(matrices), width=6.0, height=3.2)
     for axes, (title, weights) in zip(panels, matrices.items(), strict=True):
-        weights = np.asarray(weights)
-        N = len(weights)
-        hidden = np.triu(np.ones((N, N)), 1)
-        draw_matrix(axes, weights, title=title, numbers=False, hidden=hidden)
-        frame: dict[str, Any] = {"fill": False, "edgecolor": VERMILION, "linewidth": 2.5}
-        axes.add_patch(Rectangle((-0.5, cut - 0.5), cut, N - cut, **frame))
+        draw_causal(axes, weights, title=title, numbers=False)
+        frame_past(axes, len(np.asarray(weights)), cut, linewidth=2.5)
     return figure
 
 
@@ -75,33 +62,24 @@ def block() -> BookFigure:
         (1.0, "time mix", ["norm 1", "token shift", "WKV, gate"]),
         (6.0, "channel mix", ["norm 2", "token shift", "ReLU², gate"]),
     ):
-        axes.add_patch(
-            Rectangle((start, 0.75), 3.1, 2.75, fill=False, edgecolor=GRAY, linestyle=(0, (3, 2)))
-        )
-        axes.text(start + 1.55, 3.58, name, ha="center", va="bottom", color=GRAY)
+        middle, turn = start + 1.55, start + 3.75
+        rectangle(axes, start, 0.75, 3.1, 2.75, "none", linestyle=(0, (3, 2)))
+        write(axes, middle, 3.58, name, va="bottom", color=GRAY)
         for i, row in enumerate(rows):
-            _box(axes, start + 0.25, 0.9 + 0.85 * i, row)
+            box(axes, start + 0.25, 0.9 + 0.85 * i, 2.6, 0.6, row, "#e3eef8", BLUE)
             if i:
-                _arrow(axes, (start + 1.55, 0.65 + 0.85 * i), (start + 1.55, 0.9 + 0.85 * i))
-        middle = start + 1.55
+                _arrow(axes, (middle, 0.65 + 0.85 * i), (middle, 0.9 + 0.85 * i))
         _arrow(axes, (middle, 0.0), (middle, 0.9))
-        turn = start + 3.75
         axes.plot([start + 2.85, turn], [2.93, 2.93], color=INK, linewidth=1.4)
         _arrow(axes, (turn, 2.93), (turn, 0.2))
-        axes.text(turn, 0, "+", ha="center", va="center", fontsize=15, color=BLUE)
+        write(axes, turn, 0, "+", fontsize=15, color=BLUE)
     _arrow(axes, (0.0, 0), (4.55, 0))
     _arrow(axes, (4.95, 0), (9.55, 0))
     _arrow(axes, (9.95, 0), (10.4, 0))
-    axes.text(-0.1, 0, "x", ha="right", va="center")
-    axes.text(10.5, 0, "y", ha="left", va="center")
+    write(axes, -0.1, 0, "x", ha="right")
+    write(axes, 10.5, 0, "y", ha="left")
     return figure
 
 
-def _box(axes: Axes, x: float, y: float, text: str) -> None:
-    axes.add_patch(Rectangle((x, y), 2.6, 0.6, facecolor="#e3eef8", edgecolor=BLUE))
-    axes.text(x + 1.3, y + 0.3, text, ha="center", va="center")
-
-
 def _arrow(axes: Axes, start: tuple, end: tuple) -> None:
-    style = {"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", end, start, arrowprops=style)
+    arrow(axes, start, end, INK, gap=0)

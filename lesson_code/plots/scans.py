@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.recurrence import (
-    PALE_BLUE,
-    PALE_GREEN,
-    PALE_VERMILION,
-    _arrow,
-    _canvas,
-    _cells,
+from lesson_code.plots import pale
+from lesson_code.plots.cells import (
+    arrow,
+    box,
+    canvas,
+    entries,
+    rectangle,
+    scan_arrows,
+    scan_row,
+    write,
 )
-from lesson_code.plots.style import BLUE, GRAY, GREEN, VERMILION, BookFigure, drawing, new_figure
+from lesson_code.plots.colors import BLUE, GRAY, VERMILION
+from lesson_code.plots.style import BookFigure, drawing
 
 
 @drawing
@@ -25,24 +27,26 @@ def scan_of_pairs(pairs: Sequence[tuple[int, int]]) -> BookFigure:
     """Hillis and Steele's scan of the steps h -> a h + b, pairs (a, b), in log2 N rounds."""
     N, pitch, height = len(pairs), 1.7, 2.3
     rounds = int(np.ceil(np.log2(N)))
-    figure, axes = _canvas(pitch * N + 1.6, height * rounds + 1.2)
+    figure, axes = canvas(pitch * N + 1.6, height * rounds + 1.2)
     row, distance = list(pairs), 1
-    _pairs(axes, 0, "steps", row, 1, pitch)
+    write(axes, -0.3, 0.5, "steps", ha="right")
+    scan_row(axes, 0, map(_shown, row), 1, pitch, width=1.4)
     for r in range(1, rounds + 1):
         y = height * r
-        for i in range(N):
-            x = pitch * i + 0.7
-            _arrow(axes, (x, y - height + 1), (x, y), color="#b5b5b5")
-            if i >= distance:
-                _arrow(axes, (x - pitch * distance, y - height + 1), (x, y), color=BLUE)
+        scan_arrows(axes, y - height + 1, y, N, distance, pitch, width=1.4)
         row = row[:distance] + [
             (a1 * a2, a2 * b1 + b2)
             for (a1, b1), (a2, b2) in zip(row[:-distance], row[distance:], strict=True)
         ]
         distance *= 2
-        _pairs(axes, y, f"round {r}", row, distance, pitch)
+        write(axes, -0.3, y + 0.5, f"round {r}", ha="right")
+        scan_row(axes, y, map(_shown, row), distance, pitch, width=1.4)
     axes.set(xlim=(-2.2, pitch * (N - 1) + 1.5), ylim=(height * rounds + 1.1, -0.1))
     return figure
+
+
+def _shown(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}, {pair[1]}"
 
 
 @drawing
@@ -50,27 +54,25 @@ def blocks(chunks: int, L: int) -> BookFigure:
     """The causal mask in blocks of L by L, and beside it the states that replace the full ones."""
     N = chunks * L
     x = N + 1.6  # of the chain of chunks
-    figure, axes = _canvas(N + 6.1, N + 0.3)
+    figure, axes = canvas(N + 6.1, N + 0.3)
     for i in range(N):
         for j in range(N):
             inside = j // L == i // L
-            fill = "#ececec" if j > i else PALE_VERMILION if inside else PALE_BLUE
-            axes.add_patch(Rectangle((j, i), 1, 1, fc=fill, ec="#c9c9c9", linewidth=0.6))
+            fill = pale.GRAY if j > i else pale.VERMILION if inside else pale.BLUE
+            rectangle(axes, j, i, 1, 1, fill, "#c9c9c9", linewidth=0.6)
     for i in range(chunks):
         y = i * L
         for j in range(chunks):
-            axes.add_patch(Rectangle((j * L, y), L, L, fill=False, ec=GRAY, linewidth=1.4))
+            rectangle(axes, j * L, y, L, L, "none", linewidth=1.4)
         if i:
-            axes.add_patch(Rectangle((0, y), y, L, fc=PALE_BLUE, ec=BLUE, linewidth=1.4))
-            text = f"$Q_{{[{i + 1}]}}\\,S_{{[{i}]}}$"
-            axes.text(y / 2, y + L / 2, text, ha="center", va="center")
-        axes.add_patch(Rectangle((x, y + 0.8), 2.4, L - 1.6, fc=PALE_VERMILION, ec=GRAY))
-        axes.text(x + 1.2, y + L / 2, f"chunk {i + 1}", ha="center", va="center", fontsize=10)
-        _arrow(axes, (x + 2.4, y + L / 2), (x + 3.3, y + L / 2))
-        axes.text(x + 3.4, y + L / 2, f"$O_{{[{i + 1}]}}$", va="center")
+            rectangle(axes, 0, y, y, L, pale.BLUE, BLUE, linewidth=1.4)
+            write(axes, y / 2, y + L / 2, f"$Q_{{[{i + 1}]}}\\,S_{{[{i}]}}$")
+        box(axes, x, y + 0.8, 2.4, L - 1.6, f"chunk {i + 1}", pale.VERMILION, fontsize=10)
+        arrow(axes, (x + 2.4, y + L / 2), (x + 3.3, y + L / 2))
+        write(axes, x + 3.4, y + L / 2, f"$O_{{[{i + 1}]}}$", ha="left")
         if i < chunks - 1:
-            _arrow(axes, (x + 1.2, y + L - 0.8), (x + 1.2, y + L + 0.8), color=BLUE)
-            axes.text(x + 1.45, y + L, f"$S_{{[{i + 1}]}}$", va="center")
+            arrow(axes, (x + 1.2, y + L - 0.8), (x + 1.2, y + L + 0.8), color=BLUE)
+            write(axes, x + 1.45, y + L, f"$S_{{[{i + 1}]}}$", ha="left")
     axes.set(xlim=(-0.1, N + 6.0), ylim=(N + 0.15, -0.15))
     return figure
 
@@ -91,23 +93,21 @@ def orders(N: int, L: int, steps: int) -> BookFigure:
     }
     weights = {"masked": np.full((N, N), True), "chunkwise": t // L == i // L}
     width = 7.2
-    figure, ((axes,),) = new_figure(width=width, height=width * (N + 3.2) / (4 * N + 6.4))
-    axes.set_aspect("equal")
-    axes.set_axis_off()
+    figure, axes = canvas(width, width * (N + 3.2) / (4 * N + 6.4), unit=1)
     for place, (name, step) in enumerate(step_of.items()):
         x = place * (N + 2)
         formed = weights.get(name, np.full((N, N), False))
-        axes.text(x, -0.7, name, va="center", fontweight="bold")
+        write(axes, x, -0.7, name, ha="left", fontweight="bold")
         for a, b in np.argwhere((i <= t) | formed):
             fill = "white"
             if step[a, b] <= steps:
-                pale, full = (PALE_VERMILION, VERMILION) if formed[a, b] else (PALE_BLUE, BLUE)
-                fill = "#dddddd" if b > a else full if step[a, b] == steps else pale
+                early, now = (pale.VERMILION, VERMILION) if formed[a, b] else (pale.BLUE, BLUE)
+                fill = "#dddddd" if b > a else now if step[a, b] == steps else early
             if b <= a or fill != "white":
-                axes.add_patch(Rectangle((x + b, a), 1, 1, fc=fill, ec="#b5b5b5", linewidth=0.6))
+                rectangle(axes, x + b, a, 1, 1, fill, "#b5b5b5", linewidth=0.6)
         last = int(step[-1].max())
         done = f"{min(steps, last)} of {last} step{'s' * (last > 1)}"
-        axes.text(x, N + 0.9, done, va="center", color=GRAY)
+        write(axes, x, N + 0.9, done, ha="left", color=GRAY)
     axes.set(xlim=(-0.2, 4 * N + 6.2), ylim=(N + 1.6, -1.6))
     return figure
 
@@ -119,39 +119,27 @@ def gradients(q: ArrayLike, k: ArrayLike, v: ArrayLike, grad_out: ArrayLike) -> 
     N, pitch = len(q), 4.2
     S = np.cumsum(k[:, :, None] * v[:, None, :], axis=0)
     dS = np.cumsum((q[:, :, None] * grad_out[:, None, :])[::-1], axis=0)[::-1]
-    figure, axes = _canvas(pitch * N + 2.4, 13.0)
+    figure, axes = canvas(pitch * N + 2.4, 13.0)
     for t in range(N):
         x, i = pitch * t + 1.5, t + 1
-        _cells(axes, x, 0, S[t] @ grad_out[t], PALE_GREEN, f"$dq_{i}$")
-        _arrow(axes, (x + 1, 3), (x + 1, 1))
-        axes.text(x + 1.2, 2.1, f"$do_{i}$", va="center")
-        _cells(axes, x, 3, S[t], PALE_BLUE)
-        axes.text(x + 2.1, 3.45, f"$S_{i}$", va="center")
-        _cells(axes, x, 6.2, dS[t], PALE_VERMILION)
+        entries(axes, x, 0, S[t] @ grad_out[t], pale.GREEN, f"$dq_{i}$")
+        arrow(axes, (x + 1, 3), (x + 1, 1))
+        write(axes, x + 1.2, 2.1, f"$do_{i}$", ha="left")
+        entries(axes, x, 3, S[t], pale.BLUE)
+        write(axes, x + 2.1, 3.45, f"$S_{i}$", ha="left")
+        entries(axes, x, 6.2, dS[t], pale.VERMILION)
         axes.text(x - 0.1, 6.65, f"$dS_{i}$", va="center", ha="right")
-        _arrow(axes, (x + 1, 8.2), (x + 1, 10))
-        axes.text(x + 1.2, 9.1, f"$v_{i},\\ k_{i}$", va="center")
-        _cells(axes, x, 10, dS[t] @ v[t], PALE_GREEN)
-        _cells(axes, x, 11.2, dS[t].T @ k[t], PALE_GREEN)
+        arrow(axes, (x + 1, 8.2), (x + 1, 10))
+        write(axes, x + 1.2, 9.1, f"$v_{i},\\ k_{i}$", ha="left")
+        entries(axes, x, 10, dS[t] @ v[t], pale.GREEN)
+        entries(axes, x, 11.2, dS[t].T @ k[t], pale.GREEN)
         for y, name in ((10.5, "dk"), (11.7, "dv")):
-            axes.text(x - 0.15, y, f"${name}_{i}$", ha="right", va="center")
+            write(axes, x - 0.15, y, f"${name}_{i}$", ha="right")
     for t in range(N + 1):
         x = pitch * t + 1.5
-        _arrow(axes, (x - pitch + 2 if t else 0.2, 4.4), (x if t < N else x - 0.9, 4.4))
-        _arrow(axes, (x if t < N else x - 0.9, 7.6), (x - pitch + 2 if t else 0.2, 7.6))
-    axes.text(0.1, 4.4, "0", ha="right", va="center")
-    axes.text(pitch * N + 0.75, 7.6, "0", va="center")
+        arrow(axes, (x - pitch + 2 if t else 0.2, 4.4), (x if t < N else x - 0.9, 4.4))
+        arrow(axes, (x if t < N else x - 0.9, 7.6), (x - pitch + 2 if t else 0.2, 7.6))
+    write(axes, 0.1, 4.4, "0", ha="right")
+    write(axes, pitch * N + 0.75, 7.6, "0", ha="left")
     axes.set(xlim=(-0.5, pitch * N + 1.3), ylim=(12.4, -0.8))
     return figure
-
-
-def _pairs(
-    axes: Axes, y: float, name: str, row: Sequence[tuple[int, int]], finished: int, pitch: float
-) -> None:
-    """One row of a scan of pairs; the first `finished` ones are complete."""
-    axes.text(-0.3, y + 0.5, name, ha="right", va="center")
-    for i, (a, b) in enumerate(row):
-        done = i < finished
-        fill, edge = (PALE_GREEN, GREEN) if done else ("white", GRAY)
-        axes.add_patch(Rectangle((pitch * i, y), 1.4, 1, fc=fill, ec=edge))
-        axes.text(pitch * i + 0.7, y + 0.5, f"{a}, {b}", ha="center", va="center")

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Polygon
 from numpy.typing import NDArray
 
 from lesson_code.numpy import attention_weights
-from lesson_code.plots.style import (
-    BLUE,
-    GRAY,
-    INK,
-    VERMILION,
-    BookFigure,
-    draw_matrix,
-    drawing,
-    new_figure,
-)
+from lesson_code.plots import pale
+from lesson_code.plots.cells import box, canvas, rectangle, write
+from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION
+from lesson_code.plots.lines import bars
+from lesson_code.plots.matrices import draw_causal, draw_matrix
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -29,11 +25,7 @@ def sharpness(widths: Sequence[int], num_keys: int, seed: int = 0) -> BookFigure
     for column, D in enumerate(widths):
         q, k = rng.standard_normal((1, D)), rng.standard_normal((num_keys, D))
         for row, (scale, color) in enumerate([(1.0, VERMILION), (None, BLUE)]):
-            axes[row, column].bar(
-                range(num_keys), attention_weights(q, k, scale=scale)[0], color=color, width=0.85
-            )
-            axes[row, column].grid(visible=False, axis="x")
-            axes[row, column].set_xticks([])
+            bars(axes[row, column], attention_weights(q, k, scale=scale)[0], color=color)
         axes[0, column].set_title(f"$D = {D}$")
         axes[1, column].set_xlabel("keys")
     axes[0, 0].set_ylabel("weight, no scale")
@@ -46,43 +38,31 @@ def weights_side_by_side(q: NDArray, k: NDArray) -> BookFigure:
     """The attention weights of q and k without and with the causal mask."""
     figure, ((left, right),) = new_figure(2, width=5.2, height=2.6)
     draw_matrix(left, attention_weights(q, k), title="every position", limit=1)
-    causal = attention_weights(q, k, causal=True)
-    later = np.triu(np.ones(causal.shape, bool), k=1)
-    draw_matrix(right, causal, title="causal", limit=1, hidden=later)
+    draw_causal(right, attention_weights(q, k, causal=True), title="causal", limit=1)
     for axes in (left, right):
-        axes.set_xlabel("key $j$")
-        axes.set_ylabel("query $i$")
+        axes.set(xlabel="key $j$", ylabel="query $i$")
     return figure
 
 
 @drawing
 def tiles(num_tiles: int) -> BookFigure:
     """The causal N×N matrix in tiles: computed, half masked, skipped, and the one in memory."""
-    figure, ((axes,),) = new_figure(width=5.2, height=3.4)
+    figure, axes = canvas(5.2, 3.4, unit=1)
     current = (num_tiles - 2, 0)
     order = 0
-    for i in range(num_tiles):
-        for j in range(num_tiles):
-            corner = (j, num_tiles - 1 - i)
-            if j > i:
-                axes.add_patch(Rectangle(corner, 1, 1, fc="none", ec="#c4c4c4"))
-                continue
-            order += 1
-            fill = VERMILION if (i, j) == current else "#cfe3f2"
-            if i == j:
-                x, y = corner
-                axes.add_patch(Polygon([(x, y), (x + 1, y), (x, y + 1)], fc=fill, ec="none"))
-                axes.add_patch(Rectangle(corner, 1, 1, fc="none", ec=GRAY))
-            else:
-                axes.add_patch(Rectangle(corner, 1, 1, fc=fill, ec=GRAY))
-            axes.text(
-                corner[0] + (0.33 if i == j else 0.5),
-                corner[1] + (0.3 if i == j else 0.5),
-                str(order),
-                ha="center",
-                va="center",
-                color="white" if (i, j) == current else INK,
-            )
+    for i, x in np.ndindex(num_tiles, num_tiles):
+        y = num_tiles - 1 - i
+        if x > i:
+            rectangle(axes, x, y, 1, 1, "none", "#c4c4c4")
+            continue
+        order += 1
+        fill, color = (VERMILION, "white") if (i, x) == current else (pale.BLUE, INK)
+        if i == x:
+            axes.add_patch(Polygon([(x, y), (x + 1, y), (x, y + 1)], fc=fill, ec="none"))
+            rectangle(axes, x, y, 1, 1, "none")
+            write(axes, x + 0.33, y + 0.3, str(order), color=color)
+        else:
+            box(axes, x, y, 1, 1, str(order), fill, color=color)
     line = {"arrowstyle": "-", "color": GRAY}
     for text, column, row in (
         ("skipped", num_tiles - 0.2, num_tiles - 0.5),
@@ -91,6 +71,5 @@ def tiles(num_tiles: int) -> BookFigure:
         axes.annotate(text, (column, row), (num_tiles + 0.4, row), va="center", arrowprops=line)
     row = num_tiles - 0.5 - current[0]
     axes.annotate("in memory now", (0, row), (-0.4, row), va="center", ha="right", arrowprops=line)
-    axes.set(xlim=(-2.9, num_tiles + 2.4), ylim=(-0.05, num_tiles + 0.05), aspect="equal")
-    axes.set_axis_off()
+    axes.set(xlim=(-2.9, num_tiles + 2.4), ylim=(-0.05, num_tiles + 0.05))
     return figure

@@ -10,8 +10,8 @@ from matplotlib.colors import to_hex
 
 from lesson_code import costs, plots
 from lesson_code.numpy import identity, linear_attention
-from lesson_code.plots.recurrence import PALE_BLUE, PALE_VERMILION
-from lesson_code.plots.style import BLUE, VERMILION
+from lesson_code.plots import pale
+from lesson_code.plots.colors import BLUE, VERMILION
 from tests.explorables.conftest import NARROW
 
 N = 8
@@ -76,8 +76,8 @@ def test_it_starts_as_the_picture(explore) -> None:
     picture = plots.scans.orders(N=N, L=2, steps=2)
     colors = Counter(to_hex(patch.get_facecolor()) for patch in picture.axes[0].patches)
     families = {
-        "vermilion": [VERMILION, PALE_VERMILION],
-        "blue": [BLUE, PALE_BLUE],
+        "vermilion": [VERMILION, pale.VERMILION],
+        "blue": [BLUE, pale.BLUE],
         "gray": ["#dddddd"],
     }
     cells = explore("fig-four-orders").part("orders").locator("rect.lit")

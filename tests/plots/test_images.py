@@ -8,15 +8,11 @@ from matplotlib.colors import same_color
 from matplotlib.patches import Rectangle
 
 from lesson_code.plots import images
-from lesson_code.plots.style import VERMILION
+from lesson_code.plots.colors import VERMILION
+from tests.plots.conftest import words
 
 LEVELS = 5
 IMAGES = np.arange(64).reshape(4, 16) % LEVELS
-
-
-def texts(figure) -> list[str]:
-    figure.draw_without_rendering()
-    return [text.get_text() for text in figure.findobj(lambda x: hasattr(x, "get_text"))]
 
 
 def pixels(axes) -> list[Rectangle]:
@@ -59,7 +55,7 @@ def test_a_gallery_has_every_image_under_its_name():
     figure = images.gallery({"one": IMAGES[:3], "other": IMAGES}, LEVELS)
     shown = [np.asarray(axes.images[0].get_array()).ravel() for axes in figure.axes if axes.images]
     assert np.array_equal(shown, [*IMAGES[:3], *IMAGES])
-    assert {"one", "other"} <= set(texts(figure))
+    assert {"one", "other"} <= set(words(figure))
 
 
 def test_completions_hide_what_was_not_given():
@@ -77,13 +73,10 @@ def test_speeds_stand_beside_their_points():
     groups = {"short": {"a": 0.5, "b": 1234.4}, "long": {"a": 0.004, "b": 99.0}}
     figure = images.speeds(groups, xlabel="images per second")
     (axes,) = figure.axes
-    assert {"0.5", "1,234", "0.004", "99", "short", "long", "a", "b"} <= set(texts(figure))
+    assert {"0.5", "1,234", "0.004", "99", "short", "long", "a", "b"} <= set(words(figure))
     assert [line.get_xdata()[0] for line in axes.get_lines()] == [0.5, 1234.4, 0.004, 99.0]
     heights = [line.get_ydata()[0] for line in axes.get_lines()]
-    names = dict(zip(axes.get_yticks(), texts_of(axes.get_yticklabels()), strict=True))
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    names = dict(zip(axes.get_yticks(), labels, strict=True))
     assert [names[y] for y in heights] == ["a", "b", "a", "b"]
     assert [names[y - 1] for y in heights[::2]] == ["short", "long"]
-
-
-def texts_of(labels) -> list[str]:
-    return [label.get_text() for label in labels]

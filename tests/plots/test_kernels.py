@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-
 import numpy as np
 import pytest
-from matplotlib.colors import same_color, to_rgb
-from matplotlib.patches import Circle, Rectangle
-from matplotlib.text import Text
+from matplotlib.colors import same_color
+from matplotlib.patches import Circle
 
-from lesson_code.plots import kernels
-from lesson_code.plots.kernels import (
-    BLUE,
-    PALE_BLUE,
-    PALE_GREEN,
-    PALE_VERMILION,
-    PALE_YELLOW,
-    VERMILION,
-)
-from lesson_code.plots.style import _luminance
+from lesson_code.plots import kernels, pale
+from lesson_code.plots.colors import BLUE, VERMILION
+from tests.plots.conftest import patches, texts, words
 
 LANES = np.arange(32)
 DEVICES = {
@@ -28,82 +17,12 @@ DEVICES = {
     "fast": (1e12, {"float32": 2e13, "tensor cores": 4e14}),
 }
 KERNELS = {"D = 64": (16384, 512), "D = 128": (65536, 1024)}
-ROWS = {"rows of 128 bytes": LANES[:8] * 128, "rows of 144 bytes": LANES[:8] * 144}
 COUNTS = {
     "recurrent": {"loaded": 768, "stored": 256},
     "chunked": {"loaded": 1300, "stored": 512},
     "tensor_core": {"loaded": 640, "stored": 136},
 }
 FLOOR = {"recurrent": 1024, "chunked": 1024, "tensor_core": 512}
-
-FIGURES = {
-    "roofline": lambda: kernels.roofline(DEVICES, KERNELS),
-    "gpu_map": kernels.gpu_map,
-    "warp_access": lambda: kernels.warp_access({"neighbors": LANES * 4, "apart": LANES * 128}),
-    "column_threads": kernels.column_threads,
-    "chunk_passes": kernels.chunk_passes,
-    "chunk_tiles": kernels.chunk_tiles,
-    "tile_lanes": kernels.tile_lanes,
-    "bank_access": lambda: kernels.bank_access(ROWS),
-    "segments": kernels.segments,
-    "traffic": lambda: kernels.traffic(COUNTS, FLOOR),
-}
-
-
-@functools.cache
-def figure_of(name: str):
-    return FIGURES[name]()
-
-
-def texts(figure) -> list[Text]:
-    """The texts that are seen, laid out."""
-    figure.draw_without_rendering()
-    unseen = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            if not axes.axison:
-                unseen |= set(axis.findobj(Text))
-            low, high = sorted(axis.get_view_interval())
-            for tick in axis.get_major_ticks() + axis.get_minor_ticks():
-                if not low <= tick.get_loc() <= high:
-                    unseen |= set(tick.findobj(Text))
-    return [
-        text
-        for text in figure.findobj(Text)
-        if text.get_text() and text.get_visible() and text not in unseen
-    ]
-
-
-def words(figure) -> list[str]:
-    return [text.get_text() for text in texts(figure)]
-
-
-def patches(figure, kind=Rectangle, color=None) -> list:
-    found = [patch for axes in figure.axes for patch in axes.patches if type(patch) is kind]
-    return [p for p in found if color is None or same_color(p.get_facecolor()[:3], color)]
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_the_same_figure_is_the_same_bytes(name: str) -> None:
-    assert figure_of(name)._repr_svg_() == FIGURES[name]()._repr_svg_()
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_a_phone_can_show_it(name: str) -> None:
-    figure = figure_of(name)
-    seen = texts(figure)
-    assert figure.get_figwidth() <= 6.4
-    assert min(text.get_fontsize() for text in seen) * 350 / (figure.get_figwidth() * 72) > 7
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_no_text_covers_another_or_is_pale(name: str) -> None:
-    seen = texts(figure_of(name))
-    boxes = [text.get_window_extent().padded(-1) for text in seen]
-    for (a, box), (b, other) in itertools.combinations(zip(seen, boxes, strict=True), 2):
-        assert not box.overlaps(other), (a.get_text(), b.get_text())
-    for text in seen:
-        assert 1.05 / (_luminance(to_rgb(text.get_color())) + 0.05) >= 4.5, text.get_text()
 
 
 def test_a_point_of_the_roofline_is_on_every_roof() -> None:
@@ -131,7 +50,7 @@ def test_the_first_pass_walks_and_the_second_does_not(chunks: int) -> None:
     figure = kernels.chunk_passes(chunks)
     first, states, second = (
         [p.get_y() for p in patches(figure, color=color)]
-        for color in (PALE_VERMILION, PALE_BLUE, PALE_GREEN)
+        for color in (pale.VERMILION, pale.BLUE, pale.GREEN)
     )
     assert len(first) == len(states) == len(second) == chunks
     assert (np.diff(first) >= 1).all()
@@ -180,7 +99,7 @@ def test_lanes_hold_what_the_manual_says() -> None:
     rounded = {(round(x, 3), round(y, 3)): lane for (x, y), lane in expected.items()}
     assert len(rounded) == 32 * 8
     assert lane_at == rounded
-    names = (PALE_BLUE, PALE_VERMILION, PALE_YELLOW, PALE_GREEN)
+    names = (pale.BLUE, pale.VERMILION, pale.YELLOW, pale.GREEN)
     for (x, y), register in colors.items():
         fill = fill_at[round(x, 3), round(y, 3)].get_facecolor()[:3]
         assert same_color(fill, names[register])
@@ -198,7 +117,7 @@ def test_the_frames_are_those_of_one_lane(lane: int) -> None:
 @pytest.mark.parametrize(("segments", "chunks"), [(3, 4), (2, 3)])
 def test_segments_start_together_and_walk_twice(segments: int, chunks: int) -> None:
     figure = kernels.segments(segments, chunks)
-    for color in (PALE_VERMILION, PALE_GREEN):
+    for color in (pale.VERMILION, pale.GREEN):
         rows, counts = np.unique(
             [round(p.get_y(), 6) for p in patches(figure, color=color)], return_counts=True
         )
@@ -227,7 +146,7 @@ def test_lines_are_counted_as_the_emulator_counts_them(offsets, size: int) -> No
     )
     (title,) = (axes.get_title() for axes in figure.axes)
     assert title == f"lanes: {lines} line{'s' * (lines > 1)}"
-    assert len(patches(figure, color=PALE_VERMILION)) == sectors
+    assert len(patches(figure, color=pale.VERMILION)) == sectors
     asked = patches(figure, color=BLUE)
     assert len(asked) == len({*offsets} - {-1})
     assert {p.get_width() for p in asked} == {size}
@@ -254,8 +173,8 @@ def test_passes_are_counted_as_the_emulator_counts_them(offsets, size: int) -> N
     passes, ideal = (int(x[0]) for x in records.bank_passes(*events(records, offsets, size)))
     (title,) = (axes.get_title() for axes in figure.axes)
     assert title == f"lanes: {passes} pass{'es' * (passes > 1)}"
-    assert bool(patches(figure, color=PALE_VERMILION)) == (passes > ideal)
-    hit = patches(figure, color=PALE_VERMILION) + patches(figure, color=BLUE)
+    assert bool(patches(figure, color=pale.VERMILION)) == (passes > ideal)
+    hit = patches(figure, color=pale.VERMILION) + patches(figure, color=BLUE)
     assert len(hit) == sum(offsets >= 0) * size // 4
 
 

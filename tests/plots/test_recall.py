@@ -24,11 +24,6 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_the_same_figure_is_the_same_bytes(name: str) -> None:
-    assert FIGURES[name]()._repr_svg_() == FIGURES[name]()._repr_svg_()
-
-
 def test_lookups_show_the_rows_that_are_asked() -> None:
     (axes,) = FIGURES["lookups"]().axes
     np.testing.assert_array_equal(axes.images[0].get_array(), WEIGHTS[MASK] / 16)

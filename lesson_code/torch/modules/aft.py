@@ -45,4 +45,4 @@ class AFTSimple(Mixer):
         state = begin(state, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):
             mean, state = fading(None, k, v, 0, 0, state)  # neither decay nor bonus
-        return self.output((q.sigmoid() * mean).to(self.output.weight.dtype)), state
+        return self.output((q.sigmoid() * mean).to(self.output.weight.dtype)), WKVState(*state)

@@ -10,10 +10,11 @@ What a state of fixed size loses as it fills up: :func:`copying`, :func:`associa
 :func:`majority`, :func:`running_mean`, :func:`in_context_regression`, with
 :func:`least_squares` as its yardstick.
 
-The seed is an integer, which gives the same batch at every call, or a ``numpy.random.Generator``,
-which goes on from where it is, so that a loop draws a new batch each time. All arguments are given
-by name. Every function raises TypeError for an argument of another type, and ValueError for
-settings that cannot be had, and names the argument.
+All arguments are given by name. ``batch`` is the number B of sequences, ``length`` their length N.
+The ``seed`` is an integer, which gives the same batch at every call, or a
+``numpy.random.Generator``, which goes on from where it is, so that a loop draws a new batch each
+time. Every function raises TypeError for an argument of another type, and ValueError for settings
+that cannot be had, and names the argument.
 """
 
 from typing import NamedTuple
@@ -71,19 +72,11 @@ def copying(
         Length of the text.
     length : int
         Length N of the sequence, at least 2 · tokens; what is more is blank.
-    batch : int
-        Number B of sequences.
-    seed : int or numpy.random.Generator
 
     Returns
     -------
     Examples
         The last `tokens` positions are asked for. A guess is right once in vocab_size - 2 times.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As the module says.
 
     References
     ----------
@@ -130,19 +123,11 @@ def associative_recall(
         Number of pairs; of distinct keys there may be fewer.
     length : int
         Length N of the sequence, at least 2 · pairs + 1; what is more is blank.
-    batch : int
-        Number B of sequences.
-    seed : int or numpy.random.Generator
 
     Returns
     -------
     Examples
         The last position is asked for. A guess is right once in vocab_size - vocab_size // 2 times.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As the module says.
 
     References
     ----------
@@ -215,11 +200,6 @@ def multi_query_associative_recall(
     Examples
         `pairs` positions of each sequence are asked for. A guess is right once in
         vocab_size - vocab_size // 2 times, a guess among the values that occurred once in `pairs`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As the module says.
 
     Notes
     -----
@@ -300,11 +280,6 @@ def needle_in_a_haystack(
     Examples
         The last position is asked for. A guess is right once in vocab_size - 1 times.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As the module says.
-
     Examples
     --------
     >>> inputs, targets, mask = needle_in_a_haystack(
@@ -349,19 +324,11 @@ def majority(
         Number of tokens, at least 2.
     length : int
         Length N of the sequence.
-    batch : int
-        Number B of sequences.
-    seed : int or numpy.random.Generator
 
     Returns
     -------
     Examples
         Every position is asked for at which no two tokens share the first place.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As the module says.
 
     Examples
     --------
@@ -396,19 +363,11 @@ def running_mean(*, length: int, batch: int, seed: int | np.random.Generator = 0
     ----------
     length : int
         Length N of the sequence.
-    batch : int
-        Number B of sequences.
-    seed : int or numpy.random.Generator
 
     Returns
     -------
     Examples
         Inputs are numbers, (B, N, 1), and so are targets. Every position is asked for.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As the module says.
 
     Examples
     --------
@@ -442,19 +401,11 @@ def in_context_regression(
         Number D of channels of x.
     pairs : int
         Number of x; the length N is 2 · pairs.
-    batch : int
-        Number B of sequences.
-    seed : int or numpy.random.Generator
 
     Returns
     -------
     Examples
         Inputs are numbers, (B, N, D + 1): (x, 0) or (0, w · x). Every x is asked for.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As the module says.
 
     Notes
     -----

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lesson_code import texts
+from lesson_code.data import texts
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_unknown_names_are_refused(folder, name):
 
 
 def names():
-    return sorted(file.name[:-4] for file in texts.files("lesson_code.texts").glob("*.txt"))
+    return sorted(file.name[:-4] for file in texts.files("lesson_code.data").glob("*.txt"))
 
 
 @pytest.mark.parametrize("name", names())

@@ -5,13 +5,13 @@ import sys
 import numpy as np
 import pytest
 
-from lesson_code.images import digits
+from lesson_code.data import digits
 
 
 @pytest.fixture(scope="module")
 def images():
     pytest.importorskip("sklearn")
-    return digits()
+    return digits.load()
 
 
 def test_pixels_are_integers_of_17_levels(images):
@@ -40,7 +40,7 @@ def test_every_digit_is_as_frequent_in_both_parts(images):
 def test_the_order_is_always_the_same(images):
     """The weights that come with the package have not seen the images held out."""
     train, held_out = images
-    again = digits()
+    again = digits.load()
     assert np.array_equal(train, again[0]) and np.array_equal(held_out, again[1])
     weights = np.arange(1, 65)
     assert [int(image @ weights) for image in train[:3]] == [9102, 10429, 10969]
@@ -55,5 +55,5 @@ def test_rows_come_one_after_the_other(images):
 
 def test_without_scikit_learn_the_call_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"digits\(\) needs scikit-learn: pip install"):
-        digits()
+    with pytest.raises(ImportError, match=r"digits.load\(\) needs scikit-learn: pip install"):
+        digits.load()

@@ -1,12 +1,12 @@
-"""Small images that a package ships, as sequences of pixels."""
+"""Handwritten digits, small images to be drawn pixel by pixel."""
 
 import numpy as np
 
-__all__ = ["digits"]
+__all__ = ["load"]
 
 
-def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Handwritten digits of 8×8 pixels, row by row: images to train on, and others held out.
+def load() -> tuple[np.ndarray, np.ndarray]:
+    """Images of 8×8 pixels, row by row: those to train on, and others held out.
 
     The 1,797 digits that scikit-learn ships, in a shuffled order that is always the same.
 
@@ -30,14 +30,14 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
     Examples
     --------
-    >>> train, held_out = digits()
+    >>> train, held_out = load()
     >>> train[0].reshape(8, 8).shape, int(train.max())
     ((8, 8), 16)
     """
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("digits() needs scikit-learn: pip install scikit-learn") from error
+        raise ImportError("digits.load() needs scikit-learn: pip install scikit-learn") from error
     images = load_digits().data.astype(np.int64)
     # The numbers of a bit generator are the same in every version of NumPy, a shuffle is not.
     order = np.random.PCG64(0).random_raw(len(images)).argsort()

@@ -3,12 +3,14 @@
 import itertools
 import math
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from lesson_code import tasks
-from lesson_code.tasks import (
+from lesson_code.data import tasks
+from lesson_code.data.tasks import (
     Examples,
     associative_recall,
     copying,
@@ -18,24 +20,80 @@ from lesson_code.tasks import (
     running_mean,
 )
 
-SETTINGS = {
-    "copying": {"vocab_size": 7, "tokens": 5, "length": 13},
-    "associative_recall": {"vocab_size": 11, "pairs": 6, "length": 16},
-    "multi_query_associative_recall": {"vocab_size": 25, "pairs": 5, "length": 31},
-    "needle_in_a_haystack": {"vocab_size": 9, "length": 12},
-    "majority": {"vocab_size": 4, "length": 15},
-    "running_mean": {"length": 9},
-    "in_context_regression": {"dim": 3, "pairs": 7},
+
+class Task(NamedTuple):
+    """What is known of a task: settings to draw it with, and who answers it."""
+
+    settings: dict  # small, and all different
+    too_small: dict  # for each argument the largest value that is refused
+    read: Callable  # the right answer at position t of one sequence
+    choices: int | None = None  # how many answers are equally likely, where one has to be recalled
+
+
+def read_copying(row, t):
+    return row[t - list(row).index(1)]
+
+
+def read_pairs(values_from):
+    """The value last paired with the key at position t, among the pairs before it."""
+
+    def read(row, t):
+        pairs = {}
+        for i in range(0, t - 1, 2):
+            if row[i] and row[i + 1] >= values_from:
+                pairs[row[i]] = row[i + 1]
+        return pairs[row[t]]
+
+    return read
+
+
+TASKS = {
+    "copying": Task(
+        {"vocab_size": 7, "tokens": 5, "length": 13},
+        {"vocab_size": 3, "tokens": 0, "length": 9},
+        read_copying,
+        choices=5,  # 7 tokens without the blank and the signal
+    ),
+    "associative_recall": Task(
+        {"vocab_size": 11, "pairs": 6, "length": 16},
+        {"vocab_size": 3, "pairs": 0, "length": 12},
+        read_pairs(values_from=5),
+        choices=6,
+    ),
+    "multi_query_associative_recall": Task(
+        {"vocab_size": 25, "pairs": 5, "length": 31},
+        {"vocab_size": 3, "pairs": 0, "length": 19, "power": -0.1},
+        read_pairs(values_from=12),
+        choices=13,
+    ),
+    "needle_in_a_haystack": Task(
+        {"vocab_size": 9, "length": 12},
+        {"vocab_size": 2, "length": 2, "position": -1},
+        lambda row, t: row[list(row).index(0) + 1],
+        choices=8,
+    ),
+    "majority": Task(
+        {"vocab_size": 4, "length": 15},
+        {"vocab_size": 1, "length": 0},
+        lambda row, t: np.bincount(row[: t + 1]).argmax(),
+    ),
+    "running_mean": Task(
+        {"length": 9}, {"length": 0}, lambda row, t: sum(row[: t + 1, 0]) / (t + 1)
+    ),
+    "in_context_regression": Task(
+        {"dim": 3, "pairs": 7},
+        {"dim": 0, "pairs": 0},
+        lambda row, t: row[t + 1, -1],  # which may look ahead
+    ),
 }
-TOKENS = list(SETTINGS)[:5]
-RECALL = TOKENS[:4]
-every_task = pytest.mark.parametrize("name", SETTINGS)
+TOKENS = [name for name, task in TASKS.items() if "vocab_size" in task.settings]
+every_task = pytest.mark.parametrize("name", TASKS)
 every_token_task = pytest.mark.parametrize("name", TOKENS)
-every_recall = pytest.mark.parametrize("name", RECALL)
+every_recall = pytest.mark.parametrize("name", [n for n in TOKENS if TASKS[n].choices])
 
 
 def draw(name, batch=500, seed=0, **changed):
-    return getattr(tasks, name)(**SETTINGS[name] | changed, batch=batch, seed=seed)
+    return getattr(tasks, name)(**TASKS[name].settings | changed, batch=batch, seed=seed)
 
 
 def refuses(error, message):
@@ -46,7 +104,7 @@ def refuses(error, message):
 
 
 def test_the_tasks_are_all_here():
-    assert sorted(tasks.__all__) == sorted([*SETTINGS, "Examples", "least_squares"])
+    assert sorted(tasks.__all__) == sorted([*TASKS, "Examples", "least_squares"])
 
 
 @every_task
@@ -55,7 +113,7 @@ def test_shapes_and_types(name):
     assert type(examples) is Examples
     inputs, targets, mask = examples
     B, N = targets.shape
-    assert (B, N) == (3, SETTINGS[name].get("length", 14))
+    assert (B, N) == (3, TASKS[name].settings.get("length", 14))
     assert mask.shape == (B, N) and mask.dtype == bool and mask.any(axis=1).all()
     assert inputs.shape[:2] == (B, N) and inputs.ndim == (2 if name in TOKENS else 3)
     assert inputs.dtype == targets.dtype == (np.int64 if name in TOKENS else np.float64)
@@ -65,7 +123,7 @@ def test_shapes_and_types(name):
 @every_token_task
 def test_all_tokens_are_in_the_vocabulary(name):
     inputs, targets, mask = draw(name)
-    V = SETTINGS[name]["vocab_size"]
+    V = TASKS[name].settings["vocab_size"]
     assert set(np.unique(inputs)) == set(range(V))  # and none of them never comes
     assert targets.min() >= 0 and targets.max() < V
 
@@ -103,49 +161,11 @@ def test_an_empty_batch(name):
 # --- Who reads is always right, who guesses is not -------------------------------------------
 
 
-def read_copying(row, t):
-    start = list(row).index(1)
-    return row[t - start]
-
-
-def read_pairs(row, t):
-    """The value last paired with the key at position t, among the pairs before it."""
-    pairs = {}
-    half = SETTINGS_VOCABULARY[len(row)] // 2
-    for i in range(0, t - 1, 2):
-        if row[i] and row[i + 1] >= half:
-            pairs[row[i]] = row[i + 1]
-    return pairs[row[t]]
-
-
-SETTINGS_VOCABULARY = {
-    SETTINGS[name]["length"]: SETTINGS[name]["vocab_size"]
-    for name in ("associative_recall", "multi_query_associative_recall")
-}
-READERS = {
-    "copying": read_copying,
-    "associative_recall": read_pairs,
-    "multi_query_associative_recall": read_pairs,
-    "needle_in_a_haystack": lambda row, t: row[list(row).index(0) + 1],
-    "majority": lambda row, t: np.bincount(row[: t + 1]).argmax(),
-    "running_mean": lambda row, t: sum(row[: t + 1, 0]) / (t + 1),
-    "in_context_regression": lambda row, t: row[t + 1, -1],  # which may look ahead
-}
-
-
 @every_task
 def test_who_reads_is_always_right(name):
     inputs, targets, mask = draw(name, batch=200)
     for b, t in np.argwhere(mask):
-        np.testing.assert_allclose(READERS[name](inputs[b], t), targets[b, t], rtol=1e-12)
-
-
-CHOICES = {
-    "copying": 5,  # 7 tokens without the blank and the signal
-    "associative_recall": 6,
-    "multi_query_associative_recall": 13,
-    "needle_in_a_haystack": 8,
-}
+        np.testing.assert_allclose(TASKS[name].read(inputs[b], t), targets[b, t], rtol=1e-12)
 
 
 @every_recall
@@ -153,7 +173,7 @@ def test_answers_are_as_likely_as_each_other(name):
     """So that no guess is better than another: a chi-square of each against the uniform."""
     _, targets, mask = draw(name, batch=20_000)
     found = np.unique(targets[mask], return_counts=True)[1]
-    n = CHOICES[name]
+    n = TASKS[name].choices
     assert len(found) == n
     expected = found.sum() / n
     square = ((found - expected) ** 2 / expected).sum()
@@ -164,7 +184,7 @@ def test_answers_are_as_likely_as_each_other(name):
 def test_the_position_and_the_token_there_tell_nothing(name):
     """The best guess from the token that asks and its position, learned on half of the batch."""
     inputs, targets, mask = draw(name, batch=40_000)
-    V, n = SETTINGS[name]["vocab_size"], CHOICES[name]
+    V, n = TASKS[name].settings["vocab_size"], TASKS[name].choices
     rows, at = np.nonzero(mask)
     asked, answers, train = at * V + inputs[mask], targets[mask], rows < 20_000
     counts = np.zeros((asked.max() + 1, V))
@@ -369,59 +389,36 @@ def test_least_squares_does_not_look_ahead():
 # --- What is refused -----------------------------------------------------------------------------
 
 
-IMPOSSIBLE = [
-    ("copying", {"vocab_size": 3}, "vocab_size must be at least 4, got 3."),
-    ("copying", {"tokens": 0}, "tokens must be at least 1, got 0."),
-    ("copying", {"length": 9}, "length must be at least 2 · tokens = 10, got 9."),
-    ("associative_recall", {"vocab_size": 3}, "vocab_size must be at least 4, got 3."),
-    ("associative_recall", {"pairs": 0}, "pairs must be at least 1, got 0."),
-    ("associative_recall", {"length": 12}, "length must be at least 2 · pairs + 1 = 13, got 12."),
-    ("multi_query_associative_recall", {"vocab_size": 3}, "vocab_size must be at least 4, got 3."),
-    (
-        "multi_query_associative_recall",
-        {"pairs": 12, "length": 99},
-        "pairs must be at most the number of keys, vocab_size // 2 - 1 = 11, got 12.",
-    ),
-    (
-        "multi_query_associative_recall",
-        {"length": 19},
-        "length must be at least 4 · pairs = 20, got 19.",
-    ),
-    ("multi_query_associative_recall", {"pairs": 0}, "pairs must be at least 1, got 0."),
-    ("multi_query_associative_recall", {"power": -0.1}, "power must be at least 0, got -0.1."),
-    ("multi_query_associative_recall", {"power": math.nan}, "power must be finite, got nan."),
-    ("needle_in_a_haystack", {"vocab_size": 2}, "vocab_size must be at least 3, got 2."),
-    ("needle_in_a_haystack", {"length": 2}, "length must be at least 3, got 2."),
-    (
-        "needle_in_a_haystack",
-        {"position": 10},
-        "position must be at most length - 3 = 9, got 10.",
-    ),
-    ("needle_in_a_haystack", {"position": -1}, "position must be at least 0, got -1."),
-    ("majority", {"vocab_size": 1}, "vocab_size must be at least 2, got 1."),
-    ("majority", {"length": 0}, "length must be at least 1, got 0."),
-    ("running_mean", {"length": 0}, "length must be at least 1, got 0."),
-    ("in_context_regression", {"dim": 0}, "dim must be at least 1, got 0."),
-    ("in_context_regression", {"pairs": 0}, "pairs must be at least 1, got 0."),
-]
-
-
-@pytest.mark.parametrize(("name", "settings", "message"), IMPOSSIBLE)
-def test_impossible_settings_are_refused(name, settings, message):
-    with refuses(ValueError, message):
-        draw(name, **settings)
+@every_task
+def test_what_is_too_small_is_refused(name):
+    for argument, value in {**TASKS[name].too_small, "batch": -1, "seed": -1}.items():
+        with pytest.raises(ValueError, match=f"^{argument} must be at least .*, got {value}"):
+            draw(name, **{"batch": 1, argument: value})
 
 
 @every_task
 def test_other_types_are_refused(name):
-    for argument in [*SETTINGS[name], "batch", "seed"]:
+    for argument in [*TASKS[name].settings, "batch", "seed"]:
         with refuses(TypeError, f"{argument} must be an integer, got 5.0."):
             draw(name, **{argument: 5.0})
-    for argument in ("batch", "seed"):
-        with refuses(ValueError, f"{argument} must be at least 0, got -1."):
-            draw(name, **{argument: -1})
     with pytest.raises(TypeError, match="positional"):
-        getattr(tasks, name)(*SETTINGS[name].values(), 3)
+        getattr(tasks, name)(*TASKS[name].settings.values(), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("copying", {"length": 9}, "length must be at least 2 · tokens = 10, got 9."),
+        ("associative_recall", {"length": 12}, "length must be at least 2 · pairs + 1 = 13"),
+        ("multi_query_associative_recall", {"length": 19}, "length must be at least 4 · pairs"),
+        ("multi_query_associative_recall", {"pairs": 12, "length": 99}, "pairs must be at most"),
+        ("multi_query_associative_recall", {"power": math.nan}, "power must be finite, got nan."),
+        ("needle_in_a_haystack", {"position": 10}, "position must be at most length - 3 = 9"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(name, settings, message):
+    with refuses(ValueError, message):
+        draw(name, **settings)
 
 
 def test_other_inputs_of_least_squares_are_refused():

@@ -29,7 +29,7 @@ def load(name: str) -> str:
     >>> len(set(load("alice"))) < 70  # few different characters
     True
     """
-    folder = files(__name__)
+    folder = files(__package__)
     names = sorted(
         file.name.removesuffix(".txt") for file in folder.iterdir() if file.name.endswith(".txt")
     )

@@ -1,0 +1,9 @@
+"""Data to train on, the same wherever it is drawn.
+
+``tasks``
+    Small tasks that show what a state can hold.
+``digits``
+    Handwritten digits, as sequences of pixels.
+``texts``
+    Texts in the public domain.
+"""

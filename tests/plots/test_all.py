@@ -1,0 +1,165 @@
+"""What holds for every figure. A new one needs a line in `FIGURES` and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+
+from lesson_code import plots
+from lesson_code.plots.colors import luminance
+from tests.plots.conftest import texts
+
+RNG = np.random.default_rng(0)
+Q = K = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+V = np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
+GO = np.ones((3, 2))
+X, KEYS = RNG.normal(size=8), RNG.normal(size=(8, 2))
+WEIGHTS = np.tril(RNG.uniform(0.1, 1, (8, 8)))
+READS = np.triu(RNG.uniform(0.1, 1, (24, 24)))
+ROW = np.full(8, 1 / 8)
+PIXELS = RNG.integers(0, 17, (12, 64))
+TIMES = {"one": 0.98, "two": 0.0077, "three": 0.00062}
+LANES = np.arange(32)
+LINE = {64: 1e-3, 1024: 1e-2}
+STEP = {"N": 10, "seconds": {"a": 0.1, "b": None}, "bytes": {"a": 40, "b": 64}}
+SENT = [
+    {"ranks": ranks, "bytes": 1e4 * 4**i, "predicted": t, "seconds": 1.2 * t, "fitted": i % 2}
+    for ranks in (2, 3)
+    for i, t in enumerate(1e-4 * ranks * 3.0 ** np.arange(4))
+]
+DEVICES = {
+    "slow": (1e11, {"float32": 1e12, "tensor cores": 1e13}),
+    "fast": (1e12, {"float32": 2e13, "tensor cores": 4e14}),
+}
+FIGURES = {
+    "curves": ([1, 10, 100], {"a": [1, 2, 3], "b": [3, 2, 1]}),
+    "matrix_equation": (("Q", Q), r"\times", ("K^\\top", K.T), "=", ("S", Q @ K.T)),
+    "softmax.sharpness": ([4, 16], 16),
+    "softmax.weights_side_by_side": (Q, K),
+    "softmax.tiles": (5,),
+    "bracket.two_brackets": (512, 64),
+    "bracket.weight_rows": (KEYS[:1], KEYS),
+    "memory.writes": (K, V),
+    "memory.contributions": (K, V, Q, (2, 3)),
+    "memory.signal_and_crosstalk": (K, V, 0),
+    "memory.capacity": ([1, 2, 4], {16: [0.1, 0.1, 0.2], 64: [0.02, 0.03, 0.06]}),
+    "recurrence.unrolled": (Q, K, V),
+    "recurrence.two_ways": (Q, K, V, 3),
+    "recurrence.four_outputs": (Q, K, V),
+    "recurrence.composed_steps": (1.5, [0.5, -1.0, 0.3], (1, 3)),
+    "recurrence.hillis_steele": ([3, 1, 4, 1, 5, 9, 2, 6],),
+    "feature_maps.values_and_slopes": (),
+    "feature_maps.estimated_over_exact": ((16, 256),),
+    "feature_maps.rows_of_weights": ({"a": ROW, "b": ROW, "c": ROW, "d": ROW},),
+    "feature_maps.plane_and_weights": ([2.0, -1.0], K, {"a": ROW[:3], "b": ROW[:3], "c": ROW[:3]}),
+    "layer.cell": (),
+    "layer.two_orders": (3, 5),
+    "layer.three_ways": (K, V, {"Bytes kept after 1,000 tokens:": (0, 512_000, 16_640)}),
+    "layer.who_sees_whom": ({"one": WEIGHTS, "other": 100 * WEIGHTS},),
+    "scans.scan_of_pairs": ([(1, 3), (2, 1), (1, 4), (2, 2)],),
+    "scans.blocks": (3, 3),
+    "scans.orders": (8, 2, 2),
+    "scans.gradients": (Q, K, V, GO),
+    "devices.side_by_side": ({"this": {"a": LINE, "b": LINE}, "that": {"a": LINE}},),
+    "kernels.roofline": (DEVICES, {"D = 64": (16384, 512), "D = 128": (65536, 1024)}),
+    "kernels.gpu_map": (),
+    "kernels.warp_access": ({"neighbors": LANES * 4, "apart": LANES * 128},),
+    "kernels.column_threads": (),
+    "kernels.chunk_passes": (),
+    "kernels.chunk_tiles": (),
+    "kernels.tile_lanes": (),
+    "kernels.bank_access": ({"128 bytes": LANES[:8] * 128, "144 bytes": LANES[:8] * 144},),
+    "kernels.segments": (),
+    "kernels.traffic": ({"a": {"loaded": 768, "stored": 256}}, {"a": 1000}),
+    "numerics.number_lines": (),
+    "numerics.rounded_features": (np.arange(-18, 1), {"a": np.ones(19), "b": np.arange(19) > 9}),
+    "numerics.errors_by_size": (np.exp(3 * X), np.exp(-3 * X) / 1e3, 1e-3),
+    "rwkv.blocks": ({"one": WEIGHTS, "other": WEIGHTS}, 4),
+    "rwkv.weights_of_the_past": (np.geomspace(1, 0.01, 32), 400),
+    "rwkv.block": (),
+    "retnet.fading": (K, V, 0.5),
+    "retnet.exponents": (0.5, 3, 3),
+    "gates.halving": (8,),
+    "mamba.selection": (X, [3, 5], {"chosen": X, "fixed": -X}),
+    "mamba.blocks": (),
+    "delta.projections": (K, [1.0, 2.0, 2.0], [1.0, 1.0, 0.5]),
+    "family.token_weights": (K, V[:, 0], {"plain": ROW[:3], "decay": ROW[:3]}),
+    "family.memory_over_time": ({"plain": READS, "decay": READS}, {6: "A", 12: "B"}),
+    "family.bars": (TIMES,),
+    "family.continuation": ("a prompt", " and what\nfollows it"),
+    "recall.lookups": ({"a": (WEIGHTS, np.arange(8), np.arange(8) > 5)},),
+    "recall.blocks": ({"one": WEIGHTS, "other": WEIGHTS}, 4),
+    "recall.spread": ([4, 8, 16], {"a": [[1, 0.9, 0.5]], "b": [[0.9, 0.5, 0.2]]}),
+    "recall.against_law": ([1, 2], [0.9, 0.3], {"a": ([1, 2], [0.8, 0.2])}),
+    "images.raster": (PIXELS[0], 27, 17),
+    "images.bins": ([0.3, 0.7], [1.0, 3.5], [0.4, 0.6], np.full(17, 1 / 17)),
+    "images.gallery": ({"held out": PIXELS, "drawn": PIXELS}, 17),
+    "images.completions": (PIXELS[:2], [PIXELS[:3], PIXELS[:3]], 32, 17),
+    "images.speeds": ({"short": {"a": 0.5, "b": 1234.4}, "long": {"a": 0.004}},),
+    "decoding.contexts": ([STEP, {**STEP, "N": 100}], ["a", "b"]),
+    "machines.states_that_travel": ([V[:2], V[:2], V[1:]], V),
+    "machines.timeline": ([2.4, 4.6, 3.3],),
+    "machines.prediction": (SENT,),
+    "machines.durations": (TIMES,),
+}
+WIDER = {"scans.orders": 7.2}  # four matrices side by side
+LABELS = {"xlabel": "N", "ylabel": "numbers"}
+every_figure = pytest.mark.parametrize("name", FIGURES)
+
+
+def draw(name: str):
+    function = functools.reduce(getattr, name.split("."), plots)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p.name for p in parameters if p.name in LABELS and p.default is p.empty]
+    return function(*FIGURES[name], **{label: LABELS[label] for label in needed})
+
+
+figure_of = functools.cache(draw)
+
+
+@functools.cache
+def texts_of(name: str) -> list[Text]:
+    return texts(figure_of(name))
+
+
+def test_all_figures_are_here() -> None:
+    modules = [name for name in plots.__all__ if inspect.ismodule(getattr(plots, name))]
+    drawn = {
+        f"{module}.{name}"
+        for module in modules
+        for name, value in vars(getattr(plots, module)).items()
+        if hasattr(value, "__wrapped__") and value.__module__.endswith(f".{module}")
+    }
+    assert set(FIGURES) == drawn | {"curves", "matrix_equation"}
+
+
+@every_figure
+def test_the_same_figure_is_the_same_bytes(name: str) -> None:
+    assert figure_of(name)._repr_svg_() == draw(name)._repr_svg_()
+
+
+@every_figure
+def test_a_phone_can_show_it(name: str) -> None:
+    width = figure_of(name).get_figwidth()
+    assert width <= WIDER.get(name, 6.4)
+    smallest = min((text.get_fontsize() for text in texts_of(name)), default=11)
+    assert smallest * 350 / (width * 72) > 7
+
+
+@every_figure
+def test_no_text_covers_another(name: str) -> None:
+    boxes = [(text, text.get_window_extent().padded(-1)) for text in texts_of(name)]
+    for (a, box), (b, other) in itertools.combinations(boxes, 2):
+        assert not box.overlaps(other), (a.get_text(), b.get_text())
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name.startswith("kernels")])
+def test_no_text_is_pale(name: str) -> None:
+    for text in texts_of(name):
+        assert 1.05 / (luminance(to_rgb(text.get_color())) + 0.05) >= 4.5, text.get_text()
