@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pybtex.database import parse_file
 
-from lesson_code.checks.exercises import Exercise, find_exercise
+from lesson_code.exercises import Exercise, find_exercise
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = "exercise-setup"

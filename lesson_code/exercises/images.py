@@ -10,8 +10,8 @@ import torch
 import lesson_code.torch as lt
 from lesson_code import costs
 from lesson_code.checks._calling import random_qkv
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
 from lesson_code.checks.streaming import check_streaming
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter
 from lesson_code.numpy import identity, linear_attention
 
 SEQUENCE = "An image is a sequence"

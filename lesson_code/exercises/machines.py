@@ -9,7 +9,7 @@ import numpy as np
 from lesson_code import costs
 from lesson_code.checks._calling import random_qkv
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter
 from lesson_code.numpy import delta_rule, gated_linear_attention
 
 NEEDS = "What a later part needs"

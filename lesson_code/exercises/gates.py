@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
 from lesson_code.checks.streaming import check_streaming
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter
 from lesson_code.numpy import gated_linear_attention, state_space_dual
 
 GATE = "One gate for each channel"

@@ -8,7 +8,7 @@ import numpy as np
 
 from lesson_code.checks._calling import random_qkv
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter, truth
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter, truth
 from lesson_code.numpy import attention_weights, softmax_attention
 
 HAND_SECTION = "Three tokens by hand"

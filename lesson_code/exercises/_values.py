@@ -9,7 +9,7 @@ from lesson_code.checks._calling import is_array, to_numpy
 
 def check_value(part, answer, exercise):
     """Refuse an answer that is wrong, without giving the right one away."""
-    right = _read(part.reference())
+    right = _read(computed(part.reference))
     try:
         given = _read(answer)
     except (TypeError, ValueError):
@@ -22,11 +22,10 @@ def check_value(part, answer, exercise):
         given = given.reshape(right.shape)
     if _equal(given, right, part.tolerance):
         return
-    for mistake in part.mistakes:
-        wrong = _read(mistake.what() if callable(mistake.what) else mistake.what)
-        if _equal(given, wrong, part.tolerance):
+    for mistake in part.known:
+        if _equal(given, _read(computed(mistake.wrong)), part.tolerance):
             raise AssertionError(
-                f"{exercise.label}: {part.name} is not right. {mistake.message} "
+                f"{exercise.label}: {part.name} is not right. {mistake.sentence} "
                 f"{exercise.look_at(mistake.section)}"
             )
     if _rounded_off(given, right, part.tolerance):
@@ -37,6 +36,11 @@ def check_value(part, answer, exercise):
         f"{exercise.label}: {part.name} is not right{_where(given, right, part)}. "
         f"{exercise.look_at(part.section)}"
     )
+
+
+def computed(x):
+    """A declared value, which may be a function without arguments that returns it."""
+    return x() if callable(x) else x
 
 
 def _type_of(x):

@@ -7,9 +7,9 @@ import torch
 
 from lesson_code.checks._calling import random_qkv
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
 from lesson_code.checks.linear_cost import check_linear_cost
 from lesson_code.checks.streaming import check_streaming
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter
 from lesson_code.numpy import retention, retention_decays
 from lesson_code.torch import retention as torch_retention
 

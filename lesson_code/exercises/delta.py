@@ -6,8 +6,8 @@ import numpy as np
 
 from lesson_code.checks._calling import random_qkv
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter, truth
 from lesson_code.checks.streaming import check_streaming
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter, truth
 from lesson_code.numpy import delta_rule, gated_delta_rule
 
 TWICE = "The same key, written twice"

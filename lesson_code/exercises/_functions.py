@@ -39,9 +39,6 @@ SIZES: tuple[tuple[int, dict], ...] = (
 
 def is_stub(fn):
     """Whether nothing is written yet: only ``...``, ``pass`` or a docstring."""
-    if inspect.isclass(fn):  # as a class is a stub if it has no method, or one that is a stub
-        methods = [x for x in vars(fn).values() if inspect.isfunction(x)]
-        return not methods or any(map(is_stub, methods))
     code = getattr(fn, "__code__", None)
     if code is None:
         return False
@@ -82,20 +79,18 @@ def check_function(part, fn, exercise):
     if error and order:
         raise AssertionError(f"{exercise.label}: {order} {error}") from error
     if error:
-        mistakes = [(mistake, view(mistake.what)) for mistake in part.mistakes]
-        mistake = trials.recognize(mistakes)
+        mistake = trials.recognize([(mistake, view(mistake.wrong)) for mistake in part.known])
         if mistake is None:
             raise AssertionError(
                 f"{exercise.label}: {error} {exercise.look_at(part.section)}"
             ) from error
         raise AssertionError(
-            f"{exercise.label}: {mistake.message} {exercise.look_at(mistake.section)} "
+            f"{exercise.label}: {mistake.sentence} {exercise.look_at(mistake.section)} "
             f"{trials.first_error(why='')}"
         ) from error
     for further in part.further:
         try:
-            inputs = further.inputs or part.inputs
-            further.check(view(fn), inputs=inputs, **further.options)
+            further.check(view(fn), **further.options)
         except AssertionError as error:
             raise AssertionError(
                 f"{exercise.label}: {error} {exercise.look_at(further.section)}"
@@ -105,8 +100,6 @@ def check_function(part, fn, exercise):
 
 def _check_arguments(part, fn, exercise):
     """Refuse a function that cannot be called as the part's is; say if only the order differs."""
-    if inspect.isclass(fn):
-        return ""
     before_options = part.signature.partition("(")[2].rstrip(")").partition("*")[0]
     names = [name.strip() for name in before_options.split(",") if name.strip()]
     try:
@@ -126,8 +119,6 @@ def _check_arguments(part, fn, exercise):
 
 def seen_through(view, fn):
     """The view of a function, which tells an exception of the function from one of the view."""
-    if inspect.isclass(fn):
-        return view(fn)
     returned: list = []
 
     @functools.wraps(fn)

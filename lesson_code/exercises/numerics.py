@@ -11,8 +11,8 @@ import torch
 from lesson_code.checks._agreement import same, tolerance_of
 from lesson_code.checks._calling import random_qkv, to_numpy
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
 from lesson_code.checks.streaming import check_streaming
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter
 from lesson_code.torch import elu_plus_one, linear_attention
 
 SPACING = "Floats have spacing"

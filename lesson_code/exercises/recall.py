@@ -6,8 +6,8 @@ import numpy as np
 
 from lesson_code import tasks
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter, truth
 from lesson_code.checks.streaming import check_streaming
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter, truth
 from lesson_code.numpy import delta_rule, identity, linear_attention
 
 NO_STATE = "What no state can do"

@@ -1,37 +1,11 @@
-"""The book's exercises, each with typical mistakes that are recognized when a reader makes them.
-
-One module for each chapter, loaded when an exercise of the chapter is checked, declares what is
-asked for, how inputs are drawn, and functions that make the typical mistakes. An answer that is
-wrong is compared with what these give for the same inputs: a mistake is recognized by computing it.
-"""
+"""Checking the answer to an exercise."""
 
 from __future__ import annotations
 
-from lesson_code.checks.exercises._declare import (
-    Exercise,
-    Function,
-    Further,
-    Mistake,
-    Value,
-    chapter,
-    truth,
-)
-from lesson_code.checks.exercises._find import exercises_of, find_exercise
-from lesson_code.checks.exercises._functions import check_function, is_stub
-from lesson_code.checks.exercises._values import check_value
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Exercise",
-    "Function",
-    "Further",
-    "Mistake",
-    "Value",
-    "chapter",
-    "check_exercise",
-    "exercises_of",
-    "find_exercise",
-    "truth",
-]
+if TYPE_CHECKING:
+    from lesson_code.exercises import Exercise
 
 
 def check_exercise(name: str | Exercise, answer: object = None, /, **parts: object) -> None:
@@ -47,7 +21,7 @@ def check_exercise(name: str | Exercise, answer: object = None, /, **parts: obje
     ----------
     name : str
         The exercise's label, such as ``"ex-memory-code"``; or an
-        :class:`~lesson_code.checks.exercises.Exercise` of your own.
+        :class:`~lesson_code.exercises.Exercise` of your own.
     answer : object, optional
         The function, number or array, where the exercise asks for one thing. What is not written
         yet, None or a function without a body, is asked for and not refused.
@@ -68,6 +42,11 @@ def check_exercise(name: str | Exercise, answer: object = None, /, **parts: obje
     >>> check_exercise("ex-memory-code", my_memory=my_memory)
     ex-memory-code: write my_write, my_read and my_memory, then run this cell again.
     """
+    # What the exercises need is loaded only now: lesson_code.exercises imports the other checks.
+    from lesson_code.exercises import Exercise, Function, find_exercise
+    from lesson_code.exercises._functions import check_function, is_stub
+    from lesson_code.exercises._values import check_value
+
     exercise = name if isinstance(name, Exercise) else find_exercise(name)
     given = _assign(exercise, answer, parts)
     right, missing, said = [], [], []

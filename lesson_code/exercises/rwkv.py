@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter, truth
+from lesson_code.exercises._old import Function, Mistake, Value, chapter, truth
 from lesson_code.numpy import aft_full, aft_simple, wkv
 
 WEIGHTS = "Weights without queries"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
 from lesson_code.checks.streaming import check_streaming
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter
 from lesson_code.numpy import elu_plus_one, identity, linear_attention
 
 GLOBAL = "The global bracket sees the future"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from lesson_code.checks._calling import random_qkv
-from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter, truth
+from lesson_code.exercises._old import Function, Mistake, Value, chapter, truth
 from lesson_code.numpy import rwkv6
 from lesson_code.numpy.family import MODELS, run
 

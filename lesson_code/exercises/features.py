@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from lesson_code.checks._calling import random_qkv
-from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter, truth
+from lesson_code.exercises._old import Function, Mistake, Value, chapter, truth
 from lesson_code.numpy import polynomial, taylor
 
 POLYNOMIALS = "Polynomials: products between entries"

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-from lesson_code.checks.exercises._declare import Exercise
+from lesson_code.exercises._declare import Exercise
 
 PACKAGE = __name__.rpartition(".")[0]
 FOLDER = str(Path(__file__).parent)
@@ -18,7 +18,9 @@ MODULES = sorted(x.name for x in pkgutil.iter_modules([FOLDER]) if not x.name.st
 
 def exercises_of(module: str) -> dict[str, Exercise]:
     """The exercises of a chapter, by label; ``module`` is the second word of its labels."""
-    return importlib.import_module(f"{PACKAGE}.{module}").EXERCISES
+    names = vars(importlib.import_module(f"{PACKAGE}.{module}"))
+    declared = [x for x in names.values() if isinstance(x, Exercise)]
+    return {x.label: x for x in declared} | names.get("EXERCISES", {})
 
 
 def find_exercise(name: str) -> Exercise:

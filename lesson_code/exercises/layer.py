@@ -8,8 +8,8 @@ import torch
 
 import lesson_code.torch as lt
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises._declare import Function, Further, Mistake, Value, chapter
 from lesson_code.checks.streaming import check_streaming
+from lesson_code.exercises._old import Function, Further, Mistake, Value, chapter
 
 EQUATIONS = "The layer, one equation at a time"
 MODULE = "The module has the same four lines"

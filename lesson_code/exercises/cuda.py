@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter
 from lesson_code.cupy import emulator
+from lesson_code.exercises._old import Function, Mistake, Value, chapter
 from lesson_code.numpy import identity, linear_attention, retention
 
 MODEL = "A kernel of four lines"

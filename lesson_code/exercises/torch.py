@@ -7,8 +7,8 @@ import math
 import torch
 
 from lesson_code.checks._calling import random_qkv
-from lesson_code.checks.exercises._declare import Function, Mistake, Value, chapter
 from lesson_code.costs import chunkwise_cost
+from lesson_code.exercises._old import Function, Mistake, Value, chapter
 from lesson_code.torch import (
     elu_plus_one,
     identity,
