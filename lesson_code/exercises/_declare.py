@@ -6,18 +6,25 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 
-class Mistake(NamedTuple):
+@dataclass(frozen=True)
+class Mistake:
     """A typical mistake, recognized by computing it.
 
-    ``wrong`` is the function that a reader with this misunderstanding writes, of the same arguments
-    as the part; or the wrong value, or a function without arguments that returns it. ``sentence``
-    says what is wrong, without the answer, and ``section`` is the heading to look at.
+    Parameters
+    ----------
+    wrong : object
+        The function that a reader with this misunderstanding writes, of the same arguments. Or the
+        wrong value, or a function without arguments that returns it.
+    sentence : str
+        What is wrong, without the answer.
+    section : str
+        The heading of the chapter to look at.
     """
 
-    wrong: object
+    wrong: Any
     sentence: str
     section: str
 
@@ -31,16 +38,14 @@ class Further(NamedTuple):
 
 
 @dataclass(eq=False)
-class Part:
-    """What a reader hands in, the right answer to it, and the section that derives it."""
-
+class _Part:
     name: str
-    reference: object
+    reference: Any
     section: str
     known: list[Mistake] = field(default_factory=list, init=False)
 
     def mistakes(self, *rows: tuple) -> Self:
-        """Recognize mistakes given as rows ``(wrong, sentence)`` or ``(wrong, sentence, section)``.
+        """Recognize mistakes, rows ``(wrong, sentence)`` or ``(wrong, sentence, section)``.
 
         Without a section it is the part's own.
         """
@@ -51,7 +56,7 @@ class Part:
     def mistake(self, sentence: str, section: str | None = None) -> Callable:
         """Recognize the mistake that the decorated function makes."""
 
-        def add(wrong):
+        def add(wrong: Callable) -> Callable:
             self.mistakes((wrong, sentence, section or self.section))
             return wrong
 
@@ -59,7 +64,7 @@ class Part:
 
 
 @dataclass(eq=False)
-class Function(Part):
+class Function(_Part):
     """A function that the reader writes; declared by :meth:`Exercise.function`."""
 
     inputs: Callable | None = None
@@ -86,7 +91,7 @@ class Function(Part):
 
 
 @dataclass(eq=False)
-class Value(Part):
+class Value(_Part):
     """A number, an array or a word that the reader works out; see :meth:`Exercise.value`."""
 
     form: str = "a number"

@@ -94,7 +94,7 @@ def scores_of(q, k):
 
 
 def masked(scores, instead=-np.inf, diagonal=0):
-    return np.where(np.tri(*scores.shape[-2:], diagonal, bool), scores, instead)
+    return np.where(np.tri(scores.shape[-1], k=diagonal, dtype=bool), scores, instead)
 
 
 def divided(a, axis=-1):
