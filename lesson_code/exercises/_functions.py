@@ -76,18 +76,15 @@ def check_function(part, fn, exercise):
     view = functools.partial(seen_through, part.view) if part.view else (lambda f: f)
     trials = Trials(part, view(fn), view(part.reference))
     error = trials.first_error()
-    if error and order:
-        raise AssertionError(f"{exercise.label}: {order} {error}") from error
     if error:
-        mistake = trials.recognize([(mistake, view(mistake.wrong)) for mistake in part.known])
-        if mistake is None:
-            raise AssertionError(
-                f"{exercise.label}: {error} {exercise.look_at(part.section)}"
-            ) from error
-        raise AssertionError(
-            f"{exercise.label}: {mistake.sentence} {exercise.look_at(mistake.section)} "
-            f"{trials.first_error(why='')}"
-        ) from error
+        if order:
+            said = f"{order} {error}"
+        elif mistake := trials.recognize([(x, view(x.wrong)) for x in part.known]):
+            place = exercise.look_at(mistake.section)
+            said = f"{mistake.sentence} {place} {trials.first_error(why='')}"
+        else:
+            said = f"{error} {exercise.look_at(part.section)}"
+        raise AssertionError(f"{exercise.label}: {said}") from error
     for further in part.further:
         try:
             further.check(view(fn), **further.options)
@@ -100,8 +97,8 @@ def check_function(part, fn, exercise):
 
 def _check_arguments(part, fn, exercise):
     """Refuse a function that cannot be called as the part's is; say if only the order differs."""
-    before_options = part.signature.partition("(")[2].rstrip(")").partition("*")[0]
-    names = [name.strip() for name in before_options.split(",") if name.strip()]
+    parameters = inspect.signature(part.reference).parameters.values()
+    names = [x.name for x in parameters if x.kind == x.POSITIONAL_OR_KEYWORD]
     try:
         inspect.signature(fn).bind(*names)
     except TypeError as error:

@@ -4,10 +4,8 @@ import math
 
 import numpy as np
 
-from lesson_code.exercises import Exercise
-from lesson_code.exercises._arrays import K as THREE_KEYS
-from lesson_code.exercises._arrays import V as THREE_VALUES
-from lesson_code.exercises._arrays import outer, read
+from lesson_code.exercises import Exercise, _arrays
+from lesson_code.exercises._arrays import outer, read, transpose
 from lesson_code.numpy import identity, linear_attention
 
 CHAPTER = "A memory made of outer products"
@@ -19,7 +17,7 @@ NORMALIZED = "The normalized read"
 
 # --- The three tokens of the chapter, and a fourth ---------------------------------------------
 
-K, V = np.vstack([THREE_KEYS, [1, 0]]), np.vstack([THREE_VALUES, [70, 80]])
+K, V = np.vstack([_arrays.K, [1, 0]]), np.vstack([_arrays.V, [70, 80]])
 QUERY = K[3]
 S, Z = K.T @ V, K.sum(axis=0)
 S_OF_2, S_OF_3 = K[:2].T @ V[:2], K[:3].T @ V[:3]
@@ -126,14 +124,13 @@ my_memory.mistakes(
         f"{WRONG_SIDE} (A state that is written transposed, v kᵀ, comes to the same.)",
     ),
     (
-        lambda q, k, v: q @ (np.swapaxes(k, -1, -2) @ v),
+        lambda q, k, v: q @ (transpose(k) @ v),
         "Every query reads the last state, in which its future is written already. Read right "
         "after each write.",
     ),
     (
         lambda q, k, v: read(outer(k, v), q),
-        "Every query sees its own token alone: the state is not carried from one token to the "
-        "next.",
+        "Every query sees its own token alone: the state is not carried on to the next token.",
         WRITE,
     ),
     (
