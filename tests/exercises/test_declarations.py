@@ -24,6 +24,10 @@ PARTS = [
 ]
 
 
+# What is checked are three verdicts, and there is a mistake for each of them.
+WITHOUT_STRANGERS = {"low"}
+
+
 def refusal_of(exercise: Exercise, name: str, answer: object) -> str:
     with pytest.raises(AssertionError) as refusal:
         check_exercise(exercise, **{name: answer})
@@ -71,6 +75,8 @@ def test_the_right_answer_passes(exercise, part, capsys) -> None:
 
 @pytest.mark.parametrize(("exercise", "part"), PARTS)
 def test_what_is_nobody_s_mistake_is_refused_and_the_answer_kept(exercise, part) -> None:
+    if part.name in WITHOUT_STRANGERS:
+        return
     if isinstance(part, Function):
 
         @functools.wraps(part.reference)
