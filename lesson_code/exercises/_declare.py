@@ -132,7 +132,7 @@ class Exercise:
 
     label: str
     chapter: str = ""
-    parts: list[Function | Value] = field(default_factory=list)
+    parts: list[Function | Value] = field(default_factory=list, init=False)
 
     def function(
         self,

@@ -19,8 +19,7 @@ MODULES = sorted(x.name for x in pkgutil.iter_modules([FOLDER]) if not x.name.st
 def exercises_of(module: str) -> dict[str, Exercise]:
     """The exercises of a chapter, by label; ``module`` is the second word of its labels."""
     names = vars(importlib.import_module(f"{PACKAGE}.{module}"))
-    declared = [x for x in names.values() if isinstance(x, Exercise)]
-    return {x.label: x for x in declared} | names.get("EXERCISES", {})
+    return {x.label: x for x in names.values() if isinstance(x, Exercise)}
 
 
 def find_exercise(name: str) -> Exercise:
