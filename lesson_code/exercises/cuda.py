@@ -292,9 +292,9 @@ def by_columns(index):
         state, out = np.zeros((4, M), k.dtype), np.empty_like(v)
         t, c, m = np.ogrid[:N, :4, :M]
         keys = flat[np.broadcast_to(index(t, c, m, M), (N, 4, M))]
-        for t in range(N):
-            state = state + keys[t] * v[t]
-            out[t] = q[t] @ state
+        for n in range(N):
+            state = state + keys[n] * v[n]
+            out[n] = q[n] @ state
         return out
 
     return scan

@@ -109,8 +109,9 @@ def sublayers(layer, o, x):
 
 @CODE.function(MODULE, inputs=tokens, view=of_some_layer)
 def my_layer(layer, x, *, initial_state=None, return_state=False):
-    state = {"initial_state": initial_state, "return_state": True}
-    o, S = lt.linear_attention(*map(heads_of, projected(layer, x)), causal=True, **state)
+    q, k, v = map(heads_of, projected(layer, x))
+    attend = functools.partial(lt.linear_attention, causal=True, return_state=True)
+    o, S = attend(q, k, v, initial_state=initial_state)
     y = sublayers(layer, o.transpose(1, 2).flatten(-2), x)
     return (y, S) if return_state else y
 
@@ -118,12 +119,12 @@ def my_layer(layer, x, *, initial_state=None, return_state=False):
 my_layer.passes(check_causal, ORDERS).passes(check_streaming, ORDERS, empty_pieces=False)
 
 
-def layer_with(project=projected, split=heads_of, end=sublayers, causal=True, **options):
+def layer_with(project=projected, split=heads_of, end=sublayers, phi=lt.elu_plus_one, causal=True):
     """The layer with one of its parts replaced; the state is left out."""
 
     def wrong(layer, x):
         q, k, v = map(split, project(layer, x))
-        o = lt.linear_attention(q, k, v, causal=causal, **options)
+        o = lt.linear_attention(q, k, v, feature_map=phi, causal=causal)
         return end(layer, o.transpose(1, 2).flatten(-2), x)
 
     return wrong
@@ -140,7 +141,7 @@ my_layer.mistakes(
         ORDERS,
     ),
     (
-        layer_with(feature_map=lt.identity),
+        layer_with(phi=lt.identity),
         "The feature map is missing: the default of the layer is elu + 1.",
     ),
     (

@@ -189,7 +189,7 @@ def findings(low):
             )
             found |= not same(wrong, right, tolerance_of(v))
             below |= bool((q < LIMIT).any() or (k < LIMIT).any())
-            alive |= bool(right.any())
+            alive |= bool(np.any(right))
         return {
             "check_same objects": float(found),
             "below the limit": float(found or below),

@@ -139,7 +139,7 @@ def by_delta_rule(inputs, seen=1, step=lambda square: 1 / square):
     x, y = inputs[:, ::2, :-1], inputs[:, 1::2, -1:]
     k, out = late(x, seen), np.zeros(inputs.shape[:2])
     square = np.maximum((k**2).sum(axis=-1), 1e-9)
-    out[:, ::2] = delta_rule(x, k, late(y, seen), step(square))[..., 0]
+    out[:, ::2] = np.squeeze(delta_rule(x, k, late(y, seen), step(square)), axis=-1)
     return out
 
 
@@ -182,10 +182,11 @@ honest.passes(check_causal, LEARNING).mistakes(
 )
 def plain_sum(inputs):
     x, y = inputs[:, ::2, :-1], inputs[:, 1::2, -1:]
-    options = {"feature_map": identity, "normalize": False, "causal": True}
-    read = linear_attention(x, late(x, 1), late(y, 1), **options)[..., 0]
+    read = linear_attention(
+        x, late(x, 1), late(y, 1), feature_map=identity, normalize=False, causal=True
+    )
     out = np.zeros(inputs.shape[:2])
-    out[:, ::2] = read / (np.arange(x.shape[1]) + x.shape[-1] + 1)
+    out[:, ::2] = np.squeeze(read, axis=-1) / (np.arange(x.shape[1]) + x.shape[-1] + 1)
     return out
 
 

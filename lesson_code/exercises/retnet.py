@@ -196,7 +196,8 @@ def turning(by, gamma=0.9):
     """Retention of queries and keys that are rotated ``by`` times per position."""
 
     def attention(q, k, v):
-        return torch_retention(*(turn(x, by * positions(x)) for x in (q, k)), v, gamma)
+        q, k = (turn(x, by * positions(x)) for x in (q, k))
+        return torch_retention(q, k, v, gamma)
 
     return attention
 

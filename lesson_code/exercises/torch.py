@@ -1,6 +1,7 @@
 """Exercises of the chapter on PyTorch."""
 
 import math
+from functools import partial
 
 import torch
 
@@ -83,11 +84,11 @@ def prompts(rng, N, D=5, M=3):
     return *map(torch.tensor, qkv), torch.tensor(rng.integers(0, N + 1, 4))
 
 
-def in_batch(q, k, v, features_seen, out_seen, **options):
+def in_batch(q, k, v, features_seen, out_seen, normalize=True):
     """Causal attention whose features and outputs are multiplied by what is seen."""
-    options = {"feature_map": identity, "causal": True, "return_state": True} | options
-    k = elu_plus_one(k) * features_seen
-    out, state = linear_attention(elu_plus_one(q), k, v, **options)
+    q, k = elu_plus_one(q), elu_plus_one(k) * features_seen
+    kind = partial(linear_attention, feature_map=identity, causal=True, normalize=normalize)
+    out, state = kind(q, k, v, return_state=True)
     return out.masked_fill(~out_seen, 0), *state
 
 
@@ -135,9 +136,8 @@ def mask_before_the_map(q, k, v, lengths):
 @prefill.mistake("The state is right. The outputs are not divided by the normalizer.")
 def not_divided(q, k, v, lengths):
     real = real_tokens(k, lengths)
-    return in_batch(q, k, v, real, real, normalize=False)[0], *prefill.reference(q, k, v, lengths)[
-        1:
-    ]
+    out, _, _ = in_batch(q, k, v, real, real, normalize=False)
+    return out, *prefill.reference(q, k, v, lengths)[1:]
 
 
 # --- The mask in the wrong place ---------------------------------------------------------------
