@@ -202,11 +202,9 @@ def up_to(g):
     return np.cumsum(g, axis=0)
 
 
-def inside(q, k, v, g):
-    return gated_linear_attention(q, k, v, g)
-
-
-def chunkwise(*, inside=inside, read=up_to, write=after, carry=lambda g: g.sum(axis=0)):
+def chunkwise(
+    inside=gated_linear_attention, read=up_to, write=after, carry=lambda g: g.sum(axis=0)
+):
     """Gated attention in chunks of 16, with parts to be replaced by wrong ones."""
 
     def wrong(q, k, v, g):
@@ -221,17 +219,14 @@ def chunkwise(*, inside=inside, read=up_to, write=after, carry=lambda g: g.sum(a
     return wrong
 
 
+def two_factors(q, k, v, g):
+    return np.tril((q * np.exp(up_to(g))) @ (k * np.exp(-up_to(g))).T) @ v
+
+
 my_gla.mistakes(
+    (chunkwise(lambda q, k, v, g: np.tril(q @ k.T) @ v), "Inside a chunk nothing fades."),
     (
-        chunkwise(inside=lambda q, k, v, g: np.tril(q @ k.T) @ v),
-        "Inside a chunk nothing fades.",
-    ),
-    (
-        chunkwise(
-            inside=lambda q, k, v, g: (
-                np.tril((q * np.exp(up_to(g))) @ (k * np.exp(-up_to(g))).T) @ v
-            )
-        ),
+        chunkwise(two_factors),
         "Inside a chunk the decays are products of a factor that overflows and one that vanishes, "
         "and a closed gate gives nan.",
         PARALLEL,

@@ -119,12 +119,15 @@ def my_layer(layer, x, *, initial_state=None, return_state=False):
 my_layer.passes(check_causal, ORDERS).passes(check_streaming, ORDERS, empty_pieces=False)
 
 
-def layer_with(project=projected, split=heads_of, end=sublayers, phi=lt.elu_plus_one, causal=True):
+def attend(q, k, v, phi=lt.elu_plus_one, causal=True):
+    return lt.linear_attention(q, k, v, feature_map=phi, causal=causal)
+
+
+def layer_with(project=projected, split=heads_of, end=sublayers, **options):
     """The layer with one of its parts replaced; the state is left out."""
 
     def wrong(layer, x):
-        q, k, v = map(split, project(layer, x))
-        o = lt.linear_attention(q, k, v, feature_map=phi, causal=causal)
+        o = attend(*map(split, project(layer, x)), **options)
         return end(layer, o.transpose(1, 2).flatten(-2), x)
 
     return wrong
