@@ -219,6 +219,7 @@ def decode(q, k, v):
 
 
 GROUPS = torch.arange(6) // 3
+STRIDED = [0, 2, 4, 1, 3, 5]
 
 
 def attend(q, k, v, heads=GROUPS, unseen=-torch.inf, diagonal=1):
@@ -234,6 +235,11 @@ decode.mistakes(
         lambda q, k, v: attend(q, k, v, heads=torch.arange(6) % 2),
         "The queries of a group are not neighbors here: head h reads head h mod H'. It is the "
         "first H/H' heads that share the first head of the cache.",
+    ),
+    (
+        lambda q, k, v: decode.reference(q[STRIDED], k, v),
+        "The groups are made of every H'-th head, and the outputs are left in this order. Which "
+        "axis comes first when one axis is made into two?",
     ),
     (
         lambda q, k, v: attend(q, k, v, diagonal=0),

@@ -181,7 +181,11 @@ MAXIMUM.truth(
 
 RANK = Exercise("ex-rwkv-rank", CHAPTER)
 
-RANK.value("rank", 2, BIAS).mistakes(
+SLOW, FAST = 0.05, 1.0
+LATER, EARLIER = np.mgrid[3:6, :3]
+BLOCK = sum(np.exp(-w * (LATER - EARLIER)) for w in (SLOW, FAST))
+
+RANK.value("rank", np.linalg.matrix_rank(BLOCK), BIAS).mistakes(
     (1, "That is the rank with one decay. The sum of two is not a product."),
     (
         3,
@@ -196,9 +200,6 @@ RANK.value("carried", 4, BIAS).mistakes(
 
 def one_channel(rng, N):
     return tuple(rng.normal(size=(3, N, 1)))
-
-
-SLOW, FAST = 0.05, 1.0
 
 
 def decayed(weight=lambda n: np.exp(-SLOW * n) + np.exp(-FAST * n), own=1.0):
