@@ -28,7 +28,7 @@ MODULES = [
     "lesson_code.cupy",
     "lesson_code.cupy.emulator",
     "lesson_code.checks",
-    "lesson_code.checks.exercises",
+    "lesson_code.exercises",
     "lesson_code.costs",
     "lesson_code.data.tasks",
     "lesson_code.data.digits",

@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pybtex.database import parse_file
 
-from lesson_code.checks.exercises import Exercise, find_exercise
+from lesson_code.exercises import Exercise, find_exercise
 from tools import notebooks
 from tools.book import ROOT, Chapter, chapters, config
 

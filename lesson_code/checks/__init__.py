@@ -33,7 +33,7 @@ Every check also refuses a function that raises, returns None, or changes its in
 
 from lesson_code.checks._calling import random_qkv
 from lesson_code.checks.causal import check_causal
-from lesson_code.checks.exercises import check_exercise
+from lesson_code.checks.exercise import check_exercise
 from lesson_code.checks.gradients import check_gradients
 from lesson_code.checks.linear_cost import check_linear_cost
 from lesson_code.checks.same import check_same

@@ -1,29 +1,17 @@
-"""What the tests of the exercises share, one file for each chapter.
-
-Each writes the mistakes of its chapter anew, as a reader would, with loops and other names than the
-package's own declaration of the mistake has.
-"""
+"""What the tests of the exercises share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
+import torch
 
-from lesson_code.checks import check_exercise
 
-
-@pytest.fixture
-def refused() -> Callable[..., str]:
-    """A function that hands parts in and looks for words and a section in the refusal."""
-
-    def refuse(label: str, words: str, section: str, **parts: object) -> str:
-        with pytest.raises(AssertionError) as refusal:
-            check_exercise(label, **parts)
-        message = str(refusal.value)
-        assert message.startswith(f"{label}: ")
-        assert words in message
-        assert f'Look at "{section}"' in message
-        return message
-
-    return refuse
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Inputs are small: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,170 @@
+"""Exercises of the chapter on feature maps."""
+
+import math
+
+import numpy as np
+
+from lesson_code.checks import random_qkv
+from lesson_code.exercises import Exercise
+from lesson_code.exercises._arrays import outer, transpose
+from lesson_code.numpy import taylor
+
+CHAPTER = "Feature maps"
+POLYNOMIALS = "Polynomials: products between entries"
+TAYLOR = "Taylor: three terms of the exponential"
+OFF = "How far a single draw is off"
+MAXIMUM = "A maximum that looks ahead"
+
+# --- Monomials by hand -------------------------------------------------------------------------
+
+HAND = Exercise("ex-features-hand", CHAPTER)
+Q, K = np.array([1.0, 2.0]), np.array([2.0, -1.0])
+ROOT = math.sqrt(2)
+
+
+def monomials(x, linear=ROOT, cross=ROOT):
+    a, b = x
+    return np.array([1.0, linear * a, linear * b, a * a, cross * a * b, b * b])
+
+
+for name, x in ("features_q", Q), ("features_k", K):
+    HAND.value(name, monomials(x), POLYNOMIALS, "six numbers, to three digits").mistakes(
+        (
+            monomials(x, 1.0, 1.0),
+            "The factors are missing: a 2 in the expansion is shared by query and key.",
+        ),
+        (
+            monomials(x, 2.0, 2.0),
+            "The whole factor 2 is in the features. Query and key have it both, so that the "
+            "product gets 4.",
+        ),
+        (
+            monomials(x, cross=1.0),
+            "The product of the two entries has a factor, too: how often does it come up in the "
+            "square?",
+        ),
+    )
+
+HAND.value("similarity", (1 + Q @ K) ** 2, POLYNOMIALS).mistakes(
+    ((Q @ K) ** 2, "This is (q · k)². What do the other three features add?"),
+    (
+        monomials(Q, 1.0, 1.0) @ monomials(K, 1.0, 1.0),
+        "These are the products without the factors √2.",
+    ),
+)
+
+# --- A Taylor map ------------------------------------------------------------------------------
+
+TAYLOR_MAP = Exercise("ex-features-taylor", CHAPTER)
+
+
+def queries_and_keys(rng, N, leading=(), D=5):
+    return random_qkv(rng, N, leading=leading, D=D)[:2]
+
+
+def similarities(phi):
+    return lambda q, k: phi(q) @ transpose(phi(k))
+
+
+@TAYLOR_MAP.function(TAYLOR, inputs=queries_and_keys, view=similarities)
+def my_taylor(x):
+    return taylor(x.shape[-1])(x)
+
+
+def features(*, power=-0.25, factor=1 / ROOT, kept=lambda D: np.ones((D, D)), first=0):
+    def phi(x):
+        D = x.shape[-1]
+        x = x * D**power
+        products = (factor * outer(x, x) * kept(D)).reshape(*x.shape[:-1], D * D)
+        return np.concatenate([np.ones_like(x[..., :1]), x, products], axis=-1)[..., first:]
+
+    return phi
+
+
+my_taylor.mistakes(
+    (
+        features(power=-0.5),
+        "Query and key are divided by √D each, so that s is divided twice. Both together should "
+        "bring 1/√D.",
+    ),
+    (
+        features(power=0.0),
+        "There is no scale: the similarity should be that of s = q · k / √D.",
+    ),
+    (
+        features(factor=1.0),
+        "The products of pairs need a factor: what do they add up to without one, and what is "
+        "asked?",
+    ),
+    (
+        features(factor=0.5),
+        "Query and key both have the factor 1/2, so that s² gets 1/4.",
+    ),
+    (
+        features(kept=lambda D: np.triu(np.ones((D, D)))),
+        "Each pair i < j comes once, but needs to count twice: s² has it in both orders.",
+    ),
+    (
+        features(first=1),
+        "The constant feature is missing: the series begins with 1.",
+    ),
+)
+
+# --- An epsilon and a maximum ------------------------------------------------------------------
+
+LEAK = Exercise("ex-features-leak", CHAPTER)
+
+LEAK.truth(
+    "epsilon_causal",
+    False,
+    MAXIMUM,
+    "The maximum is a factor of all exponentials, and cancels. Is it a factor of ε?",
+)
+LEAK.truth("per_key_causal", True, MAXIMUM, "Which keys does the maximum of one key depend on?")
+LEAK.truth(
+    "per_key_same",
+    False,
+    MAXIMUM,
+    "What cancels from the quotient is a factor that all keys share. Do they share this one?",
+)
+
+# --- How many random features ------------------------------------------------------------------
+
+HOW_MANY = Exercise("ex-features-how-many", CHAPTER)
+
+
+def features_for(y_squared, error=0.1):
+    return math.expm1(y_squared) / error**2
+
+
+def one_length(rng, N):
+    return (float(rng.uniform(0.5, 2.5)),)
+
+
+@HOW_MANY.function(OFF, inputs=one_length, unit="")
+def needed(length):
+    return features_for((2 * length) ** 2 / math.sqrt(4))
+
+
+needed.mistakes(
+    (
+        lambda length: needed.reference(length) + 100,
+        "The 1 under the root is missing. Without it even q = k = 0 would have an error.",
+    ),
+    (
+        lambda length: needed.reference(length) / 10,
+        "The error goes with the root of m: ten times as exact takes a hundred times as many.",
+    ),
+    (
+        lambda length: features_for((2 * length) ** 2),
+        "The scale is missing: y is (q + k) divided by the fourth root of D.",
+    ),
+    (
+        lambda length: features_for(length**2 / math.sqrt(4)),
+        "This takes |q| for |q + k|. Here k = q.",
+    ),
+)
+HOW_MANY.value("opposite", 0.0, OFF, "the relative error for m = 16, |q| = 1 and k = -q").mistakes(
+    (math.sqrt(math.expm1(2) / 16), "This is the error for k = q. What is q + k now?"),
+    (math.sqrt(1 / 16), "The 1 under the root is missing."),
+)

@@ -1,0 +1,383 @@
+"""Exercises of the chapter on gates, those on Mamba among them."""
+
+import math
+
+import numpy as np
+
+from lesson_code.checks import check_causal, check_streaming
+from lesson_code.exercises import Exercise
+from lesson_code.exercises._arrays import K, V, over_tokens
+from lesson_code.numpy import gated_linear_attention, state_space_dual
+
+CHAPTER = "Gates: GLA, RWKV-5/6, Mamba"
+GATE = "One gate for each channel"
+PARALLEL = "The parallel form, and how it overflows"
+CHUNKS = "Chunks, halved"
+RWKV = "RWKV-5 and 6: read before write"
+RATE = "Mamba: from a rate to a decay"
+SCAN = "The selective scan"
+CONVOLUTION = "A short convolution"
+HEADS = "Mamba-2: one decay for each head"
+
+
+def gated(rng, N, D=5, M=3):
+    """Queries, keys, values and logarithms of gates, of which some are closed."""
+    q, k, g = rng.normal(size=(3, N, D))
+    g = np.where(rng.random((N, D)) < 0.1, -np.inf, -np.exp(g))
+    return q, k, rng.normal(size=(N, M)), g
+
+
+def before(g):
+    """Row r: the logarithm of the decay from the border to row r, its own gate not counted."""
+    return np.concatenate([np.zeros_like(g[:1]), np.cumsum(g[:-1], axis=0)])
+
+
+def after(g):
+    """Row r: from row r to the end."""
+    return before(g[::-1])[::-1]
+
+
+# --- The gate on the own token -----------------------------------------------------------------
+
+OWN = Exercise("ex-gates-own", CHAPTER)
+
+
+def recurrence(step):
+    """``step(S, write, gate)`` returns the state to read and the state to keep."""
+
+    def attention(q, k, v, gates):
+        def token(S, q, k, v, gate):
+            read, S = step(S, np.outer(k, v), gate)
+            return S, q @ read
+
+        return over_tokens(token, q, k, v, gates)
+
+    return attention
+
+
+def gate_own(S, write, gate):
+    S = gate * (S + write)
+    return S, S
+
+
+def gate_old(S, write, gate):
+    S = gate * S + write
+    return S, S
+
+
+def gate_late(S, write, gate):
+    return S + write, gate * (S + write)
+
+
+def gate_write(S, write, gate):
+    S = S + gate * write
+    return S, S
+
+
+BY_THE_CHAPTER = "This is the rule of the chapter, in which a gate does not touch its own token."
+ALPHA = np.array([[1.0, 1.0], [0.5, 1.0], [1.0, 0.0]])
+ROWS = ALPHA[:, :, None]
+
+OWN.value(
+    "outputs", recurrence(gate_own)(K, K, V, ROWS), GATE, "three rows of two numbers"
+).mistakes(
+    (recurrence(gate_old)(K, K, V, ROWS), BY_THE_CHAPTER),
+    (
+        recurrence(gate_late)(K, K, V, ROWS),
+        "Here the gate acts after the read. The colleague's acts between the write and the read.",
+    ),
+    (
+        recurrence(gate_own)(K, K, V, ALPHA[:, None, :]),
+        "The gate was applied to the columns. A channel of the keys is a row of the memory.",
+    ),
+)
+
+
+@OWN.function(GATE, inputs=gated)
+def gate_after_write(q, k, v, g):
+    return recurrence(gate_own)(q, k, v, np.exp(g)[:, :, None])
+
+
+def with_gates(step):
+    return lambda q, k, v, g: recurrence(step)(q, k, v, np.exp(g)[:, :, None])
+
+
+gate_after_write.mistakes(
+    (with_gates(gate_old), BY_THE_CHAPTER),
+    (
+        with_gates(gate_late),
+        "The query reads before the gate acts. Here it reads after write and gate.",
+    ),
+    (
+        with_gates(gate_write),
+        "The old memory does not fade: only what the token writes goes through the gate.",
+    ),
+    (
+        lambda q, k, v, g: gated_linear_attention(np.exp(g) * q, k, v, g),
+        "The gate multiplies the query. What a token writes must have faded in the memory too, for "
+        "all later queries.",
+    ),
+)
+
+# --- Padding -----------------------------------------------------------------------------------
+
+PADDING = Exercise("ex-gates-padding", CHAPTER)
+
+
+def padding_inputs(rng, N, D=5, M=3):
+    return *gated(rng, N, D, M)[1:], int(rng.integers(1, 5))
+
+
+def state_of_padded(pad):
+    def view(k, v, g, n):
+        expected = [(len(x) + n, x.shape[1]) for x in (k, v, g)]
+        padded = pad(k, v, g, n)
+        if not isinstance(padded, tuple | list) or len(padded) != 3:
+            raise TypeError("pad must return three arrays, k, v and g")
+        shapes = [np.shape(x) for x in padded]
+        if shapes != expected:
+            raise ValueError(
+                f"the arrays must get n = {n} more rows each, their shapes are {shapes}"
+            )
+        k, v, g = map(np.asarray, padded)
+        return (k * np.exp(after(g))).T @ v
+
+    return view
+
+
+@PADDING.function(GATE, inputs=padding_inputs, view=state_of_padded, unit="")
+def pad(k, v, g, n):
+    return tuple(np.concatenate([x, np.zeros((n, x.shape[1]))]) for x in (k, v, g))
+
+
+def padded_with(gate, row=0.0):
+    """Appends rows of numbers; without one, the last row again and again."""
+
+    def wrong(k, v, g, n):
+        rows = (
+            np.repeat(x[-1:], n, axis=0) if fill is None else np.full((n, x.shape[1]), fill)
+            for x, fill in ((k, row), (v, row), (g, gate))
+        )
+        return tuple(np.concatenate([x, new]) for x, new in zip((k, v, g), rows, strict=True))
+
+    return wrong
+
+
+pad.mistakes(
+    (
+        padded_with(-np.inf),
+        "These gates are closed: they empty the memory. g is the logarithm of a gate.",
+    ),
+    (
+        padded_with(1.0),
+        "A gate whose logarithm is 1 multiplies the memory by e. What is the logarithm of a gate "
+        "that keeps everything?",
+    ),
+    (
+        padded_with(None),
+        "The padding writes nothing, but the memory goes on fading with the last gate.",
+    ),
+    (
+        padded_with(0.0, row=None),
+        "The memory does not fade, but the last token is written again and again.",
+    ),
+)
+
+# --- Chunkwise ---------------------------------------------------------------------------------
+
+CODE = Exercise("ex-gates-chunkwise", CHAPTER)
+
+
+@CODE.function(CHUNKS, inputs=gated)
+def my_gla(q, k, v, g, *, initial_state=None, return_state=False, L=16):
+    return gated_linear_attention(
+        q, k, v, g, initial_state=initial_state, return_state=return_state
+    )
+
+
+my_gla.passes(check_causal, PARALLEL).passes(check_streaming, CHUNKS, empty_pieces=False)
+
+
+def up_to(g):
+    return np.cumsum(g, axis=0)
+
+
+def chunkwise(
+    inside=gated_linear_attention, read=up_to, write=after, carry=lambda g: g.sum(axis=0)
+):
+    """Gated attention in chunks of 16, with parts to be replaced by wrong ones."""
+
+    def wrong(q, k, v, g):
+        S, out = np.zeros((k.shape[1], v.shape[1])), np.empty_like(v)
+        for start in range(0, len(k), 16):
+            at = slice(start, start + 16)
+            out[at] = inside(q[at], k[at], v[at], g[at]) + (q[at] * np.exp(read(g[at]))) @ S
+            faded = k[at] * np.exp(write(g[at]))
+            S = np.exp(carry(g[at]))[:, None] * S + faded.T @ v[at]
+        return out
+
+    return wrong
+
+
+def two_factors(q, k, v, g):
+    return np.tril((q * np.exp(up_to(g))) @ (k * np.exp(-up_to(g))).T) @ v
+
+
+my_gla.mistakes(
+    (chunkwise(lambda q, k, v, g: np.tril(q @ k.T) @ v), "Inside a chunk nothing fades."),
+    (
+        chunkwise(two_factors),
+        "Inside a chunk the decays are products of a factor that overflows and one that vanishes, "
+        "and a closed gate gives nan.",
+        PARALLEL,
+    ),
+    (
+        chunkwise(read=before),
+        "What a query reads from the state has faded up to the token before it. That is the "
+        "convention of RWKV; here the own gate counts.",
+        RWKV,
+    ),
+    (
+        chunkwise(write=np.zeros_like),
+        "Keys go into the state as they are. They must fade to the end of the chunk.",
+    ),
+    (
+        chunkwise(carry=lambda g: g[-1]),
+        "The state fades by the last gate of the chunk alone. All gates of the chunk act on it.",
+    ),
+)
+
+# --- Three steps of Mamba ----------------------------------------------------------------------
+
+HAND = Exercise("ex-mamba-hand", CHAPTER)
+
+
+def states(steps, decay=lambda d: 2.0**-d, write=lambda d: d):
+    h, found = 0.0, []
+    for x, d in zip((8.0, 4.0, 2.0), steps, strict=True):
+        h = decay(d) * h + write(d) * x
+        found.append(h)
+    return found
+
+
+STEPS, LATE = (1.0, 2.0, 0.0), (1.0, 2.0, 30.0)
+H = states(STEPS)
+
+HAND.value("h", H, SCAN, "three numbers").mistakes(
+    (
+        states(STEPS, write=lambda d: 1.0),
+        "The inputs are written as they are. The step multiplies what is written, too.",
+    ),
+    (
+        states(STEPS, write=lambda d: (1 - 2.0**-d) / math.log(2)),
+        "These are the exact writes. Mamba takes the approximation.",
+        RATE,
+    ),
+    (
+        [*H[:2], 0.0],
+        "The memory is empty at the end. When no time passes, what leaks out?",
+        RATE,
+    ),
+)
+HAND.value("h_late", states(LATE)[-1], SCAN).mistakes(
+    (
+        2.0,
+        "The past is gone, but the third input is not written as it is: the step multiplies it.",
+    ),
+    (
+        H[1] + 30 * 2.0,
+        "The past has not faded. How much of it is left after so long a step?",
+        RATE,
+    ),
+)
+
+# --- A convolution that looks ahead ------------------------------------------------------------
+
+SAME = Exercise("ex-mamba-same", CHAPTER)
+W = np.array([1.0, 2.0, 3.0, 4.0])
+
+SAME.value("ahead", 1, CONVOLUTION, "how many positions").mistakes(
+    (
+        2,
+        "That is how far it looks back. Four weights cover the token itself and three others.",
+    ),
+    (0, "Put in an impulse and look at the first output that is not 0: where is it?"),
+)
+
+
+def channels(rng, N, D=2):
+    return rng.normal(size=(N, D))
+
+
+def convolved(x, weights=W, later=0):
+    """Outputs of the full convolution from the one on that sees ``later`` tokens ahead."""
+    columns = [np.convolve(c, weights[::-1])[later:][: len(x)] for c in x.T]
+    return np.stack(columns, axis=1)
+
+
+@SAME.function(CONVOLUTION, inputs=channels)
+def repaired(x):
+    return convolved(x)
+
+
+repaired.passes(check_causal, CONVOLUTION).mistakes(
+    (
+        lambda x: convolved(x, later=1),
+        "It is the middle of the full convolution still, so each output sees a later token. Which "
+        "outputs of the full one see no later token?",
+    ),
+    (
+        lambda x: convolved(x, W[::-1]),
+        "The weights are in reverse: the last one belongs to the token itself.",
+    ),
+    (
+        lambda x: convolved(x) / (1 + np.exp(-convolved(x))),
+        "The silu is in it. This exercise asks for the sum alone.",
+    ),
+)
+
+# --- Two documents -----------------------------------------------------------------------------
+
+DOCUMENTS = Exercise("ex-mamba-documents", CHAPTER)
+
+
+def documents(rng, N, D=5, M=3):
+    B, C = rng.normal(size=(2, N, D))
+    return rng.normal(size=(N, M)), -rng.random(N), B, C, int(rng.integers(N // 3, N))
+
+
+def by_ssd(apart):
+    return lambda x, g, B, C, start: state_space_dual(x, apart(g, start), B, C)
+
+
+def with_rows(rows, value=-np.inf):
+    """A function that sets log decays of the rows that rows(start) selects."""
+
+    def apart(g, start):
+        g = g.copy()
+        g[rows(start)] = value
+        return g
+
+    return apart
+
+
+@DOCUMENTS.function(HEADS, inputs=documents, view=by_ssd)
+def apart(g, start):
+    return with_rows(lambda start: start)(g, start)
+
+
+apart.mistakes(
+    (
+        with_rows(lambda start: slice(start + 1, start + 2)),
+        "The memory is emptied one token too late: the first token of the second text reads the "
+        "first text, and is forgotten with it.",
+    ),
+    (
+        with_rows(lambda start: slice(start, None)),
+        "Every token of the second text empties the memory, so each sees itself alone.",
+    ),
+    (
+        with_rows(lambda start: start, 0.0),
+        "A log decay of 0 is a decay of 1: it keeps everything.",
+    ),
+)

@@ -1,0 +1,268 @@
+"""Exercises of the chapter on causal scans."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from lesson_code.checks import check_linear_cost, check_streaming, random_qkv
+from lesson_code.exercises import Exercise
+from lesson_code.exercises._arrays import K, V
+from lesson_code.torch import elu_plus_one, identity, linear_attention
+
+CHAPTER = "Causal scans"
+CHUNKS = "Chunks"
+BACKWARD = "The backward pass"
+FIRST_VALUE = "Who has read the first value?"
+TWO_SCANS = "Three gradients, two scans"
+NORMALIZER = "The normalizer's path"
+
+# --- One gradient: the tokens of the chapter, and a loss of the first entry of o_3 --------------
+
+HAND = Exercise("ex-scans-hand", CHAPTER)
+GRAD_OUT = np.array([4.0, 0.0])
+S, Z = K.T @ V, K.sum(axis=0)
+D_3 = K[2] @ Z
+OUT = K[2] @ S / D_3
+DN = GRAD_OUT / D_3
+DD = -(DN @ OUT)
+DS, DZ = np.outer(K[2], DN), K[2] * DD  # of every position, as only the last query reads
+LAST = np.array([[0], [0], [1]])
+CONSTANT = "The divisor is taken for a constant. "
+
+HAND.value("dn_3", DN, NORMALIZER, "two numbers").mistakes(
+    (
+        GRAD_OUT,
+        "That is the gradient of the output; the output is the numerator divided by d.",
+    ),
+)
+HAND.value("dd_3", DD, NORMALIZER).mistakes(
+    (-DD, "Does a larger divisor make the output larger?"),
+    (
+        -(GRAD_OUT @ OUT),
+        "One factor d too many: multiply the gradient of the numerator and the output, which are "
+        "both divided already.",
+    ),
+)
+HAND.value("dq_3", S @ DN + Z * DD, NORMALIZER, "two numbers").mistakes(
+    (S @ DN, CONSTANT + "It was made from this query, too."),
+    (
+        S @ DN + K[2] * DD,
+        "The divisor is the product of the query and z, the sum of all keys so far.",
+    ),
+)
+HAND.value(
+    "dk", V @ DS.T + DZ, NORMALIZER, "three rows of two numbers, one for each token"
+).mistakes(
+    (V @ DS.T, CONSTANT + "All keys are part of z."),
+    (
+        LAST * (V @ DS.T + DZ),
+        "Tokens 1 and 2 get nothing. Their keys are in the state that query 3 reads: the gradient "
+        "of the state goes backward in time.",
+        FIRST_VALUE,
+    ),
+)
+HAND.value("dv", K @ DS, TWO_SCANS, "three rows of two numbers").mistakes(
+    (
+        LAST * (K @ DS),
+        "Tokens 1 and 2 get nothing. Their values are in the state that query 3 reads: the "
+        "gradient of the state goes backward in time.",
+        FIRST_VALUE,
+    ),
+    (
+        D_3 * (K @ DS),
+        "The gradient of the output was written to the state, not that of the numerator.",
+        NORMALIZER,
+    ),
+)
+
+# --- Three mistakes and three checks -----------------------------------------------------------
+
+MISTAKES = Exercise("ex-scans-mistakes", CHAPTER)
+
+
+def in_chunks(q, k, v, diagonal=0, update_first=False, L=2):
+    S, pieces = k.new_zeros(k.shape[1], v.shape[1]), []
+    for q_i, k_i, v_i in zip(q.split(L), k.split(L), v.split(L), strict=True):
+        after = S + k_i.T @ v_i
+        own = torch.tril(q_i @ k_i.T, diagonal) @ v_i
+        pieces.append(own + q_i @ (after if update_first else S))
+        S = after
+    return torch.cat(pieces)
+
+
+def constant_normalizer(q, k, v):
+    weights = torch.tril(elu_plus_one(q) @ elu_plus_one(k).mT)
+    return weights @ v / weights.sum(dim=-1, keepdim=True).detach()
+
+
+def refused_by(fn, right):
+    """Whether check_same, check_causal and check_gradients refuse a function.
+
+    What these three look for, in one small case, as the checks themselves take seconds.
+    """
+    q, k, v = (torch.tensor(x) for x in random_qkv(np.random.default_rng(0), 6))
+    k.requires_grad_()
+    out = fn(q, k, v)
+    later = fn(q, torch.cat([k[:-1], -k[-1:]]), v)
+    (gradient,) = torch.autograd.grad(out.sum(), k)
+    ahead, behind = (fn(q, k + step, v).sum() for step in (1e-5, -1e-5))
+    return [
+        not torch.allclose(out, right(q, k, v)),
+        not torch.allclose(out[:-1], later[:-1]),
+        not torch.allclose(gradient.sum(), (ahead - behind) / 2e-5, rtol=1e-5),
+    ]
+
+
+NOT_GRADIENTS = (
+    "check_gradients compares a function's gradients with finite differences of the same function. "
+    "Are they wrong only because the outputs are?"
+)
+
+MISTAKES.value(
+    "first",
+    lambda: refused_by(partial(in_chunks, diagonal=-1), in_chunks),
+    CHUNKS,
+    "three times True or False: who finds the first mistake",
+).mistakes(
+    (
+        [True, True, False],
+        "Without the diagonal a token sees less than it may. Does it see anything that comes "
+        "later?",
+    ),
+    ([True, False, True], NOT_GRADIENTS, BACKWARD),
+)
+MISTAKES.value(
+    "second",
+    lambda: refused_by(partial(in_chunks, update_first=True), in_chunks),
+    CHUNKS,
+    "the same for the second",
+).mistakes(
+    (
+        [True, False, False],
+        "Which tokens are in the state of a chunk once it is updated? Do some of them come after "
+        "the first token of the chunk?",
+    ),
+    ([True, True, True], NOT_GRADIENTS, BACKWARD),
+)
+MISTAKES.value(
+    "third",
+    lambda: refused_by(constant_normalizer, partial(linear_attention, causal=True)),
+    NORMALIZER,
+    "the same for the third",
+).mistakes(
+    (
+        [True, False, True],
+        "The changed line is in the backward pass. What does it do to the outputs?",
+    ),
+    (
+        [False, False, False],
+        "The changed line takes one path out of the backward pass. Is there a check that looks at "
+        "what comes back?",
+    ),
+)
+
+# --- Chunkwise ---------------------------------------------------------------------------------
+
+CHUNKWISE = Exercise("ex-scans-chunkwise", CHAPTER)
+
+
+def batch(rng, N, leading=(2,), D=5, M=3):
+    return [torch.tensor(x) for x in random_qkv(rng, N, leading=leading, D=D, M=M)]
+
+
+@CHUNKWISE.function(CHUNKS, inputs=batch)
+def my_chunkwise(q, k, v, *, initial_state=None, return_state=False, L=16):
+    state = {"initial_state": initial_state, "return_state": return_state}
+    return linear_attention(q, k, v, causal=True, **state)
+
+
+my_chunkwise.passes(check_streaming, CHUNKS, empty_pieces=False)
+my_chunkwise.passes(check_linear_cost, CHUNKS)
+
+
+def weighted(mask, divisor=None, phi=elu_plus_one):
+    """Attention with weights ``mask(own, same, earlier)``, divided by the sum of other ones.
+
+    The three are the keys up to the own one in its chunk, all of the chunk, those of earlier ones.
+    """
+
+    def attention(q, k, v):
+        N = k.shape[-2]
+        chunk, ones = torch.arange(N) // 16, torch.ones(N, N, dtype=torch.float64)
+        same, earlier = (chunk[:, None] == chunk) * ones, (chunk[:, None] > chunk) * ones
+        weights = phi(q) @ phi(k).mT
+        seen, counted = ((m or mask)(same.tril(), same, earlier) for m in (mask, divisor))
+        return (weights * seen) @ v / (weights * counted).sum(dim=-1, keepdim=True)
+
+    return attention
+
+
+def right_mask(own, same, earlier):
+    return own + earlier
+
+
+my_chunkwise.mistakes(
+    (
+        weighted(lambda own, same, earlier: same + earlier),
+        "A chunk's own block is not masked, so that a token sees the rest of its chunk.",
+    ),
+    (
+        weighted(lambda own, same, earlier: own + same + earlier),
+        "The state is updated before the chunk reads it: the chunk's own tokens count twice, and "
+        "later ones are seen.",
+    ),
+    (
+        weighted(lambda own, same, earlier: own),
+        "Every chunk sees itself alone: nothing of the chunks before it arrives.",
+    ),
+    (
+        weighted(right_mask, divisor=lambda own, same, earlier: own),
+        "The divisor counts a chunk's own keys alone. It has a part from the state, as the "
+        "numerator has.",
+    ),
+    (
+        weighted(right_mask, phi=identity),
+        "The feature map is missing: similarities may be negative, and the output is no mean.",
+        NORMALIZER,
+    ),
+)
+
+
+@my_chunkwise.mistake(
+    "The last tokens are lost where N is no multiple of L. The last chunk may be shorter."
+)
+def without_the_rest(q, k, v):
+    N = k.shape[-2] // 16 * 16
+    return linear_attention(q[..., :N, :], k[..., :N, :], v[..., :N, :], causal=True)
+
+
+# --- The film run backward ---------------------------------------------------------------------
+
+REVERSE = Exercise("ex-scans-reverse", CHAPTER)
+S_2 = np.float32(1) + np.float32(2**25)
+
+REVERSE.value("dq_1", S_2 - np.float32(2**25), TWO_SCANS, "a number, as float32 gives it").mistakes(
+    (
+        1,
+        "That is what exact arithmetic gives. How far apart are neighboring float32 numbers at "
+        "2^25?",
+    ),
+    (
+        2**25,
+        "That is S_2. Going backward, the second token is taken out before query 1 reads.",
+    ),
+)
+REVERSE.value(
+    "growth",
+    0.9**-400,
+    TWO_SCANS,
+    "the factor by which an error grows on the way back",
+    tolerance=0.02,
+).mistakes(
+    (
+        0.9**400,
+        "That is how an error fades forward in time. Undoing a step undoes its decay, too.",
+    ),
+    (400 / 0.9, "Every step multiplies what the one before has made: it is a power."),
+)
