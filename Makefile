@@ -7,9 +7,9 @@ BIN := .venv/bin
 
 .PHONY: book serve test test-colab lint format types hooks execute tidy bench bench-gpu train clean help
 
-# A failed build is removed: built again, unchanged pages would not repeat their warnings.
+# A failed build is removed with what it has read: built again, unchanged pages would not repeat their warnings.
 book: .venv/ready _build/tools  ## build the book into _build/html (plain `make` does that too)
-	@"$(BIN)"/jupyter-book build . -W -n --keep-going || { rm -rf _build/html; exit 1; }
+	@"$(BIN)"/jupyter-book build . -W -n --keep-going || { rm -rf _build/html _build/.doctrees; exit 1; }
 	@printf '\nThe book is ready. Open _build/html/index.html in a browser, or type: make serve\n'
 
 serve:  ## show the book at http://127.0.0.1:8000
