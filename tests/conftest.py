@@ -25,6 +25,7 @@ BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("book")
+    group.addoption("--quick", action="store_true", help="try what `make quick` does")
     group.addoption("--no-skips", action="store_true", help="fail when anything was skipped")
     group.addoption("--site", type=Path, help="try this built site, in place of building one")
     group.addoption(
@@ -38,6 +39,31 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.reportchars += "s"
     if this := getattr(config, "workerinput", None):
         keep_ports_apart(int(this["workerid"].removeprefix("gw")), this["workercount"])
+
+
+# What takes long is begun first, so that the processes of `pytest -n 2` end together: first the
+# site, which one process builds while another one runs notebooks, last the many short doctests.
+BEGIN = ("tests/test_site.py", "book/", "tests/")
+# `--quick` is for a change in `lesson_code`. It leaves out the cells of notebooks, what needs a
+# fixture named here, and files that start kernels and other programs. All else is in it.
+FIXTURES_OF_THE_BOOK = {"browser", "build_book", "site_build", "tree"}
+START_PROGRAMS = {
+    *("test_benchmarks.py", "test_canaries.py", "test_colab.py", "test_exercises.py"),
+    *("test_notebooks.py", "test_style.py"),
+}
+
+
+def is_quick(item: pytest.Item) -> bool:
+    if item.path.suffix == ".ipynb" or item.path.name in START_PROGRAMS:
+        return False
+    return FIXTURES_OF_THE_BOOK.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: [not item.nodeid.startswith(place) for place in BEGIN])
+    if config.option.quick:
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+        items[:] = filter(is_quick, items)
 
 
 @pytest.hookimpl(tryfirst=True)

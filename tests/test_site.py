@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -148,9 +149,9 @@ MARK_LOOKS = r"""tried => {
   }
   return tried;
 }"""
-# What remains is tried on every page. No mistake in regions is serious. MathJax draws all formulas
-# in one way, of many elements each: three on a page are enough.
+# What remains is tried on every page. No mistake in regions is serious.
 OF_PAGES = {"rules": {rule: {"enabled": False} for rule in [*OF_LOOKS, "region"]}}
+# MathJax draws all formulas in one way, of so many elements that they are most of a page.
 FEW_FORMULAS = """() => [...document.querySelectorAll("mjx-container")].slice(3)
   .forEach(formula => formula.replaceWith("x"))"""
 
@@ -203,6 +204,7 @@ def visit(browser, root: str, name: str, scheme: str, tried: dict[str, int] | No
 
 def look_at(page, tried: dict[str, int]) -> list[str]:
     """What axe finds: in looks not tried before, in both themes, and in the whole page."""
+    page.evaluate(FEW_FORMULAS)
     page.evaluate(AXE_SCRIPT)
     page.add_style_tag(content="* { transition: none !important }")
     found = []
@@ -212,7 +214,6 @@ def look_at(page, tried: dict[str, int]) -> list[str]:
         tried |= page.evaluate(MARK_LOOKS, tried)
         if page.locator("[data-look]").count():
             found += page.evaluate(RUN_AXE, ["[data-look]", {"runOnly": OF_LOOKS}])
-    page.evaluate(FEW_FORMULAS)
     found += page.evaluate(RUN_AXE, [None, OF_PAGES])
     return [describe(violation) for violation in found]
 
@@ -376,30 +377,48 @@ def test_the_start_page_leads_to_the_book(roots, browser, scheme: str) -> None:
 # --- Links -------------------------------------------------------------------------------------
 
 
+class _Tags(HTMLParser):
+    """All tags of a page with their attributes, in a fraction of the time that its tree takes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
 @cache
-def anchors(path: Path) -> set[str]:
-    found = soup(path).find_all(lambda tag: tag.has_attr("id") or tag.has_attr("name"))
-    return {tag.get(key) for tag in found for key in ("id", "name")}
+def tags(path: Path) -> list[tuple[str, dict[str, str | None]]]:
+    return _Tags(path.read_text("utf-8")).found
+
+
+@cache
+def anchors(path: Path) -> set[str | None]:
+    return {attributes.get(key) for _, attributes in tags(path) for key in ("id", "name")}
 
 
 def broken_links(site: Path, name: str) -> list[str]:
     problems = []
-    for tag in soup(site / name).find_all(True):
-        for key in ("href", "src", "action", "data", "poster"):
-            link = tag.get(key)
-            if link is None or link.startswith(("data:", "mailto:")):
-                continue
-            parts = urlsplit(link)
-            if parts.scheme or parts.netloc:
-                if tag.name != "a":
-                    problems.append(f"<{tag.name}> uses another host: {link}")
-                continue
-            path = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(parts.path)))
-            target = site / (path if parts.path else name)
-            if path.startswith(("..", "/")) or not target.is_file():
-                problems.append(f"{link} leads to no file")
-            elif parts.fragment and unquote(parts.fragment) not in anchors(target):
-                problems.append(f"{link} leads to no place in its page")
+    links = [
+        (tag, link)
+        for tag, attributes in tags(site / name)
+        for key in ("href", "src", "action", "data", "poster")
+        if (link := attributes.get(key)) and not link.startswith(("data:", "mailto:"))
+    ]
+    for tag, link in links:
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc:
+            if tag != "a":
+                problems.append(f"<{tag}> uses another host: {link}")
+            continue
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(parts.path)))
+        target = site / (path if parts.path else name)
+        if path.startswith(("..", "/")) or not target.is_file():
+            problems.append(f"{link} leads to no file")
+        elif parts.fragment and unquote(parts.fragment) not in anchors(target):
+            problems.append(f"{link} leads to no place in its page")
     return problems
 
 
@@ -560,8 +579,8 @@ PALE_LOOKS = {
     "a hidden one before it": '<p style="color: #abb; visibility: hidden">Pale</p>'
     '<p style="color: #abb">{}</p>',
     "the dark theme": '<p class="x">{}</p><style>[data-theme="dark"] .x {{color: #aaa}}</style>',
-    "a link like the words around it": '<p>This stands before <a href="#end" style="color: #222; '
-    'text-decoration: none">{}</a> and this behind.</p>',
+    "a link like the words around it": "<p>Many words stand before this place, "
+    '<a href="#end" style="color: #222; text-decoration: none">{}</a>, and some behind it.</p>',
 }
 
 
