@@ -45,7 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # site, which one process builds while another one runs notebooks, last the many short doctests.
 BEGIN = ("tests/test_site.py", "book/", "tests/")
 # `--quick` is for a change in `lesson_code`. It leaves out the cells of notebooks, what needs a
-# fixture named here, and files that start kernels and other programs. All else is in it.
+# fixture named here, files that start kernels and other programs, and what is compiled. All else,
+# such as a new file or folder, is in it.
 FIXTURES_OF_THE_BOOK = {"browser", "build_book", "site_build", "tree"}
 START_PROGRAMS = {
     *("test_benchmarks.py", "test_canaries.py", "test_colab.py", "test_exercises.py"),
@@ -54,7 +55,7 @@ START_PROGRAMS = {
 
 
 def is_quick(item: pytest.Item) -> bool:
-    if item.path.suffix == ".ipynb" or item.path.name in START_PROGRAMS:
+    if item.path.suffix == ".ipynb" or item.path.name in START_PROGRAMS or "compile" in item.name:
         return False
     return FIXTURES_OF_THE_BOOK.isdisjoint(getattr(item, "fixturenames", ()))
 
