@@ -5,6 +5,7 @@ A control beside them passes, so that they do not fail for another reason.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from jupyter_client.connect import LocalPortCache
 
-from tests.conftest import small_book
+from tests.conftest import keep_ports_apart, small_book
 
 ROOT = Path(__file__).resolve().parent.parent
 CANARIES = ROOT / "tests" / "canaries"
@@ -46,6 +48,17 @@ def test_no_skips() -> None:
     assert [run.returncode for run in runs] == [0, 1, 1, 0]
     for run in (lenient, strict, in_workers):
         assert "a canary: it must be reported" in run.stdout
+
+
+@pytest.mark.parametrize("first", [40_000, 40_001])
+def test_two_processes_hand_out_ports_of_their_own(monkeypatch, first: int) -> None:
+    def share(worker: int) -> set[int]:
+        free = itertools.count(first, 2)  # odd ports alone, or even ones alone
+        monkeypatch.setattr(LocalPortCache, "find_available_port", lambda cache, ip: next(free))
+        keep_ports_apart(worker, 2)
+        return {LocalPortCache().find_available_port("127.0.0.1") for _ in range(20)}
+
+    assert share(0).isdisjoint(share(1))
 
 
 # --- The book ----------------------------------------------------------------------------------
