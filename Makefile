@@ -5,11 +5,11 @@
 
 BIN := .venv/bin
 
-.PHONY: book serve test test-colab lint format types hooks execute tidy bench bench-gpu train clean help
+.PHONY: book serve test quick test-colab lint format types hooks execute tidy bench bench-gpu train clean help
 
-# A failed build is removed: built again, unchanged pages would not repeat their warnings.
+# A failed build is removed with what it has read: built again, unchanged pages would not repeat their warnings.
 book: .venv/ready _build/tools  ## build the book into _build/html (plain `make` does that too)
-	@"$(BIN)"/jupyter-book build . -W -n --keep-going || { rm -rf _build/html; exit 1; }
+	@"$(BIN)"/jupyter-book build . -W -n --keep-going || { rm -rf _build/html _build/.doctrees; exit 1; }
 	@printf '\nThe book is ready. Open _build/html/index.html in a browser, or type: make serve\n'
 
 serve:  ## show the book at http://127.0.0.1:8000
@@ -19,6 +19,9 @@ serve:  ## show the book at http://127.0.0.1:8000
 
 test: .venv/ready  ## run all tests, style and types among them, and every cell of every notebook
 	"$(BIN)"/python -m pytest -n $(or $(JOBS),2) --dist loadfile $(if $(NO_SKIPS),--no-skips)
+
+quick: .venv/ready  ## run what a change in lesson_code needs: no notebooks, no pages
+	"$(BIN)"/python -m pytest -n $(or $(JOBS),2) --dist loadfile --quick lesson_code tests
 
 # Every notebook alone, chapters and exercises, in an environment that has only what Colab brings. `make test`
 # tries one of each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import itertools
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from filelock import FileLock
+from jupyter_client.connect import LocalPortCache
 
 ROOT = Path(__file__).resolve().parent.parent
 BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
@@ -23,6 +25,7 @@ BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("book")
+    group.addoption("--quick", action="store_true", help="try what `make quick` does")
     group.addoption("--no-skips", action="store_true", help="fail when anything was skipped")
     group.addoption("--site", type=Path, help="try this built site, in place of building one")
     group.addoption(
@@ -34,6 +37,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if "s" not in config.option.reportchars:  # the reasons of skipped tests are always listed
         config.option.reportchars += "s"
+    if this := getattr(config, "workerinput", None):
+        keep_ports_apart(int(this["workerid"].removeprefix("gw")), this["workercount"])
+
+
+# What takes long is begun first, so that the processes of `pytest -n 2` end together: first the
+# site, which one process builds while another one runs notebooks, last the many short doctests.
+BEGIN = ("tests/test_site.py", "book/", "tests/")
+# `--quick` is for a change in `lesson_code`. It leaves out the cells of notebooks, what needs a
+# fixture named here, files that start kernels and other programs, and what is compiled. All else,
+# such as a new file or folder, is in it.
+FIXTURES_OF_THE_BOOK = {"browser", "build_book", "site_build", "tree"}
+START_PROGRAMS = {
+    *("test_benchmarks.py", "test_canaries.py", "test_colab.py", "test_exercises.py"),
+    *("test_notebooks.py", "test_style.py"),
+}
+
+
+def is_quick(item: pytest.Item) -> bool:
+    if item.path.suffix == ".ipynb" or item.path.name in START_PROGRAMS or "compile" in item.name:
+        return False
+    return FIXTURES_OF_THE_BOOK.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: [not item.nodeid.startswith(place) for place in BEGIN])
+    if config.option.quick:
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+        items[:] = filter(is_quick, items)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,26 +87,20 @@ def _skipped(config: pytest.Config) -> int:
     return len(reporter.stats.get("skipped", [])) if reporter else 0
 
 
-# A kernel gets its ports from the process that starts it and opens them a moment later: two
-# processes that start kernels at the same time could hand out the same port.
-START_KERNELS = ("test_canaries.py", "test_colab.py", "test_exercises.py", "test_notebooks.py")
+def keep_ports_apart(worker: int, workers: int) -> None:
+    """Let the processes of `pytest -n 2` start kernels at the same time.
 
+    A kernel gets its ports from the process that starts it and opens them a moment later, so two
+    processes could hand out the same port. Each takes of those that are free only its own share.
+    Systems may give odd ports alone or even ones alone.
+    """
+    find_any = LocalPortCache.find_available_port
 
-def one_after_another(nodeid: str) -> str:
-    """The name of what `pytest -n 2 --dist loadfile` leaves to one process, in its order."""
-    file = nodeid.partition("::")[0]
-    return "kernels" if file.endswith((".ipynb", *START_KERNELS)) else file
+    def find_own(cache: LocalPortCache, ip: str) -> int:
+        ports = (find_any(cache, ip) for _ in itertools.count())
+        return next(port for port in ports if port // 2 % workers == worker)
 
-
-@pytest.hookimpl(optionalhook=True)  # there is no such hook without pytest-xdist
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    from xdist.scheduler import LoadFileScheduling
-
-    class OneProcessForKernels(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return one_after_another(nodeid)
-
-    return OneProcessForKernels(config, log) if config.option.dist == "loadfile" else None
+    LocalPortCache.find_available_port = find_own
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +129,23 @@ def build_book(source: Path, output: Path, **execute: object) -> subprocess.Comp
         text=True,
         check=False,
     )
+
+
+def small_book(folder: Path, *pages: Path) -> Path:
+    """Make a book of a few pages in `folder/tree`, with the project's own configuration."""
+    book = folder / "tree"
+    shutil.copytree(ROOT / "book" / "_static", book / "book" / "_static")
+    shutil.copytree(ROOT / "tools", book / "tools")
+    for name in ("_config.yml", "Makefile", "pyproject.toml", "requirements.txt"):
+        shutil.copy(ROOT / name, book)
+    for page in (ROOT / "book" / "references.bib", *pages):
+        shutil.copy(page, book / "book")
+    bibliography = "# Bibliography\n\n```{bibliography}\n```\n"
+    (book / "book" / "bibliography.md").write_text(bibliography)
+    root, *chapters = [f"book/{page.stem}" for page in pages] + ["book/bibliography"]
+    contents = {"format": "jb-book", "root": root, "chapters": [{"file": x} for x in chapters]}
+    (book / "_toc.yml").write_text(yaml.safe_dump(contents))
+    return book
 
 
 def copy_tree(destination: Path) -> None:

@@ -27,11 +27,9 @@ SMALL = {
     "chapters": ["--chapters", "02"],
     "causal": ["--lengths", "70", "128", "--repeats", "1"],
     "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
-    "digits": ["--quick"],
     "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
-    "recall": ["--quick"],
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
     "scans": ["--lengths", "70", "128", "--repeats", "1"],
 }
@@ -46,11 +44,16 @@ def keys(value):
     return type(value).__name__
 
 
-@pytest.mark.parametrize("name", NAMES)
+def run(name: str, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--output", output, *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_a_script_writes_what_is_committed(name: str, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
-    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--output", output, *SMALL[name]]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    result = run(name, output, *SMALL[name])
+    assert result.returncode == 0, result.stderr
     assert keys(json.loads(output.read_text(encoding="utf-8"))) == keys(results.load(name))
 
 
@@ -163,40 +166,53 @@ def test_a_cache_that_outgrows_the_memory_is_not_run(decoding: ModuleType) -> No
 # --- The scripts that train ---------------------------------------------------------------------
 
 
-def train(output: Path) -> subprocess.CompletedProcess:
-    """Try the script that the file is named after."""
-    path = ROOT / "benchmarks" / f"{output.stem}.py"
-    command = [sys.executable, path, "--quick", "--output", output]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+TRAINED = ["digits", "recall"]
 
 
-def test_training_resumes_and_refuses_the_results_of_another_version(tmp_path: Path) -> None:
-    output = tmp_path / "recall.json"
-    first = train(output)
-    assert first.returncode == 0, first.stderr
+def train(name: str, output: Path, *, expect: str) -> dict:
+    """Try a script; what it writes, of the same form as what is committed."""
+    done = run(name, output, "--quick")
+    assert done.returncode == 0, done.stderr
+    assert expect in done.stdout
     result = json.loads(output.read_text(encoding="utf-8"))
-    assert "11 runs, 11 left" in first.stdout and len(result["rows"]) == 11
+    assert keys(result) == keys(results.load(name))
+    return result
+
+
+def without_seconds(result: dict) -> list[dict]:
+    return [row | {"seconds": 0} for row in result["rows"]]
+
+
+def test_every_script_is_tried() -> None:
+    assert sorted([*SMALL, *TRAINED]) == NAMES
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_results_of_another_version_are_refused(name: str, tmp_path: Path) -> None:
+    output, module = tmp_path / f"{name}.json", script(name)
+    settings = module.SETTINGS | module.QUICK | {"version": 0}
+    other = results.load(name) | {"settings": settings}
+    output.write_text(json.dumps(other), encoding="utf-8")
+    done = run(name, output, "--quick")
+    assert done.returncode != 0 and "from another version of this script" in done.stderr
+    assert f"python benchmarks/{name}.py --renew" in done.stderr
+    assert json.loads(output.read_text(encoding="utf-8")) == other
+
+
+def test_recall_is_trained_again_where_it_is_missing(tmp_path: Path) -> None:
+    """What is missing comes to the same accuracy; nothing else is trained."""
+    output = tmp_path / "recall.json"
+    result = train("recall", output, expect="11 runs, 11 left")
+    assert len(result["rows"]) == 11
     sizes = [row["parameters"] for row in result["rows"]]
     assert max(sizes) <= 1.01 * min(sizes)
     assert {row["heads"] for row in result["rows"] if row["mixer"] == "delta"} == {2, 4}
 
-    # What is missing is trained again, to the same accuracy; nothing else is.
     kept = [row for row in result["rows"] if row["mixer"] not in ("softmax", "delta")]
     output.write_text(json.dumps(result | {"rows": kept}), encoding="utf-8")
-    second = train(output)
-    assert second.returncode == 0 and "11 runs, 3 left" in second.stdout
-    again = json.loads(output.read_text(encoding="utf-8"))
-    for row, before in zip(again["rows"], result["rows"], strict=True):
-        assert row | {"seconds": 0} == before | {"seconds": 0}
-        assert row in kept or row["mixer"] in ("softmax", "delta")
-
-    other = result | {"settings": result["settings"] | {"version": 0}}
-    output.write_text(json.dumps(other), encoding="utf-8")
-    third = train(output)
-    assert third.returncode != 0
-    assert "from another version of this script" in third.stderr
-    assert "python benchmarks/recall.py --renew" in third.stderr
-    assert json.loads(output.read_text(encoding="utf-8")) == other
+    again = train("recall", output, expect="11 runs, 3 left")
+    assert without_seconds(again) == without_seconds(result)
+    assert all(row in again["rows"] for row in kept)
 
 
 def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None:
@@ -207,10 +223,9 @@ def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
         with np.load(tmp_path / f"digits_{mixer}.npz") as arrays:
             return dict(arrays)
 
-    first = train(output)
-    assert first.returncode == 0, first.stderr
-    result, before = json.loads(output.read_text(encoding="utf-8")), weights("linear")
-    assert "4 runs, 4 left" in first.stdout and len(result["rows"]) == 4
+    result = train("digits", output, expect="4 runs, 4 left")
+    before = weights("linear")
+    assert len(result["rows"]) == 4
     settings = result["settings"]
     for row in result["rows"]:
         assert len(row["curve"]) == settings["steps"] // settings["every"]
@@ -233,19 +248,9 @@ def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
     # A missing row or a missing file of weights is made again, and the same.
     (tmp_path / "digits_linear.npz").unlink()
     output.write_text(json.dumps(result | {"rows": result["rows"][:-1]}), encoding="utf-8")
-    second = train(output)
-    assert second.returncode == 0 and "4 runs, 2 left" in second.stdout
-    again = json.loads(output.read_text(encoding="utf-8"))
-    for row, old in zip(again["rows"], result["rows"], strict=True):
-        assert row | {"seconds": 0} == old | {"seconds": 0}
+    again = train("digits", output, expect="4 runs, 2 left")
+    assert without_seconds(again) == without_seconds(result)
     assert all(np.array_equal(x, before[name]) for name, x in weights("linear").items())
-
-    other = result | {"settings": settings | {"version": 0}}
-    output.write_text(json.dumps(other), encoding="utf-8")
-    third = train(output)
-    assert third.returncode != 0 and "from another version of this script" in third.stderr
-    assert "python benchmarks/digits.py --renew" in third.stderr
-    assert json.loads(output.read_text(encoding="utf-8")) == other
 
 
 # --- What the book says about the measurements ---------------------------------------------------
@@ -323,7 +328,7 @@ def test_a_smaller_cache_reads_fewer_bytes_in_less_time() -> None:
             assert row["seconds"]["latent cache"] < row["seconds"]["KV cache"]
 
 
-@pytest.mark.parametrize("name", ["digits", "recall"])
+@pytest.mark.parametrize("name", TRAINED)
 def test_committed_training_is_of_this_version_and_whole(name: str) -> None:
     module, result = script(name), results.load(name)
     assert result["settings"] == module.SETTINGS

@@ -91,24 +91,22 @@ def _cause_in_time(a, b, tolerance):
             "is missing, or sums over the wrong axis or the wrong positions."
             + (last if np.isclose(factors[..., -1], 1).all() else "")
         )
+    small = _small_difference(a, b)
     right = [same(a[..., t, :], b[..., t, :], tolerance) for t in range(N)]
     if right[-1] and not any(right[:-1]):
-        return (
+        return small or (
             "Only the last position agrees: it alone may see all positions. Position t must see "
             "j <= t only; sums over the whole axis, such as K^T V, see the future."
         )
     if right[0] and not any(right[1:]):
-        return _small_difference(a, b) or (
+        return small or (
             "Position 0 agrees and no later one does. Is what came before carried along, summed "
             "over time (axis -2), and read at every step? If the weights of a row sum to one, "
             "position 0 is right whatever they are: are scale, similarity and feature map right?"
         )
     if right[0] and False in right:
         until = right.index(False)
-        return (
-            f"{_positions(0, until)} right, position {until} is the first that is not. "
-            + _small_difference(a, b)
-        )
+        return f"{_positions(0, until)} right, position {until} is the first that is not. {small}"
     return ""
 
 

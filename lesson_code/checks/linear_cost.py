@@ -1,6 +1,5 @@
 """Peak memory grows with N, not with N²."""
 
-import gc
 import tracemalloc
 from collections.abc import Callable
 
@@ -16,8 +15,8 @@ def check_linear_cost(fn: Callable, *, inputs: Callable | None = None, seed: int
     2,004; 64 KiB are taken for noise. From step to step linear memory grows by a factor of 2
     whatever its constant part is, the levels of a prefix scan (N log N) by 2.2, an N by N array by
     4; above 2.5 it is refused. Bytes are measured, not seconds, so a quadratic loop that stores no
-    matrix passes. Keep D and M small
-    in ``inputs``: an N by N array can hide behind N·C·M numbers when C·M is far above 2,000.
+    matrix passes. Keep D and M small in ``inputs``: an N by N array can hide behind N·C·M numbers
+    when C·M is far above 2,000.
 
     Parameters
     ----------
@@ -66,7 +65,6 @@ def check_linear_cost(fn: Callable, *, inputs: Callable | None = None, seed: int
 def _peak_bytes(fn, args):
     """The largest amount of memory that a call holds at once, its arguments not counted."""
     args = [copy_of(x) for x in args]
-    gc.collect()
     if any(hasattr(x, "detach") for x in args):
         from lesson_code.measure import peak_bytes
 

@@ -206,10 +206,6 @@ def test_a_row(script: ModuleType) -> None:
     assert row["floors"]["other"] == pytest.approx(0.08 / row["floor"])
 
 
-def test_quartiles_of_one_time(script: ModuleType) -> None:
-    assert script._quartiles([3.0]) == [3.0, 3.0]
-
-
 # --- The whole -----------------------------------------------------------------------------------
 
 
@@ -343,12 +339,3 @@ def test_without_a_gpu_the_script_says_what_can_be_done(script, monkeypatch, cap
     with pytest.raises(SystemExit):
         script.main()
     assert "--device cpu tries the script without one" in capsys.readouterr().err
-
-
-def test_a_committed_result_has_the_same_structure(tried: dict) -> None:
-    """No file is committed before the kernels have run on a GPU."""
-    path = SCRIPT.parents[1] / "lesson_code" / "results" / "kernels_cuda.json"
-    if path.exists():
-        committed = json.loads(path.read_text(encoding="utf-8"))
-        assert set(committed) == set(tried)
-        assert all(set(row) == set(tried["rows"][0]) for row in committed["rows"])

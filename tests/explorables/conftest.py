@@ -37,6 +37,7 @@ class Driver:
 
     def __init__(self, page, figure: str) -> None:
         self.page = page
+        self.picture = page.locator(f"#{figure} img")
         self.root = page.locator(f"#{figure} .explorable")
         self.root.wait_for()
 
@@ -126,17 +127,29 @@ class Driver:
         return self.root.locator(".explorable-said").inner_text()
 
 
+def without_formulas(page) -> None:
+    """Leave formulas as they are: to set them takes most of a page's time."""
+    nothing = "window.MathJax = {startup: {promise: Promise.resolve()}}"
+    page.route(
+        "**/mathjax/*.js",
+        lambda route: route.fulfill(content_type="text/javascript", body=nothing),
+    )
+
+
 @pytest.fixture(scope="module")
 def explore(site: Path, browser) -> Iterator[Callable[..., Driver]]:
-    """Opens the page of a figure, as a file, and gives a driver of its explorable."""
+    """Opens the page of a figure, as a file, and gives a driver of its explorable.
+
+    Formulas are set on a phone alone, where they could be too wide.
+    """
     opened = []
 
-    def explore(figure: str, width: int = WIDE, **options: object) -> Driver:
-        page = browser.new_page(
-            viewport={"width": width, "height": 900}, reduced_motion="reduce", **options
-        )
+    def explore(figure: str, width: int = WIDE) -> Driver:
+        page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
         opened.append(page)
         page.on("pageerror", lambda error: errors.append(str(error)))
+        if width == WIDE:
+            without_formulas(page)
         page.goto((site / explorables()[figure]).as_uri())
         return Driver(page, figure)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explorables.conftest import NARROW, WIDE, Driver, explorables
+from tests.explorables.conftest import NARROW, Driver, explorables, without_formulas
 
 FIGURES = list(explorables())
 
@@ -55,25 +55,50 @@ STATE = """root => [
 ]"""
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW])
-@pytest.mark.parametrize("figure", FIGURES)
-def test_it_fits(explore, figure: str, width: int, tmp_path: Path) -> None:
-    driver = explore(figure, width)
+# Whether a choice has the color of what is chosen.
+LIT = """labels => labels.map(label => {
+  const probe = document.createElement("p"), color = getComputedStyle(label).backgroundColor;
+  probe.style.background = "Highlight";
+  label.append(probe);
+  const chosen = getComputedStyle(probe).backgroundColor;
+  probe.remove();
+  return color === chosen;
+})"""
+
+
+@pytest.fixture(scope="module", params=FIGURES)
+def wide(request: pytest.FixtureRequest, explore) -> Driver:
+    """An explorable as it first stands; who changes it puts it back."""
+    return explore(request.param)
+
+
+def assert_it_fits(driver: Driver) -> None:
+    driver.settle()
     assert driver.root.evaluate(FAULTS) == []
-    if width == NARROW:
-        for other in (320, 560):  # the narrowest phone, or a page at 400 %; a small tablet
-            driver.page.set_viewport_size({"width": other, "height": 900})
-            driver.settle()
-            assert driver.root.evaluate(FAULTS) == []
-        driver.page.set_viewport_size({"width": NARROW, "height": 900})
-        driver.settle()
-    picture = driver.root.screenshot(path=tmp_path / f"{figure}_{width}.png")
-    assert len(picture) > 5_000  # more than an empty box
+    assert len(driver.root.screenshot()) > 5_000  # more than an empty box
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-def test_the_keyboard_alone_drives_it(explore, figure: str) -> None:
-    driver = explore(figure)
+def test_it_fits_a_wide_screen(wide: Driver) -> None:
+    assert_it_fits(wide)
+
+
+def test_a_choice_is_seen_in_forced_colors(wide: Driver) -> None:
+    wide.page.emulate_media(forced_colors="active")
+    lit = wide.root.locator("input[type=radio] + label").evaluate_all(LIT)
+    wide.page.emulate_media(forced_colors="none")
+    radios = wide.root.locator("input[type=radio]")
+    assert lit == radios.evaluate_all("all => all.map(one => one.checked)")
+
+
+def test_paper_shows_the_picture(wide: Driver) -> None:
+    assert wide.root.is_visible() and not wide.picture.is_visible()
+    wide.page.emulate_media(media="print")
+    assert wide.picture.is_visible() and not wide.root.is_visible()
+    wide.page.emulate_media(media="screen")
+
+
+def test_the_keyboard_alone_drives_it(wide: Driver) -> None:
+    driver = wide
     first = driver.root.evaluate(STATE)
     controls = driver.root.locator("button:enabled, input[type=range], input[type=number]")
     assert controls.count()
@@ -101,6 +126,28 @@ def test_the_keyboard_alone_drives_it(explore, figure: str) -> None:
     assert driver.root.evaluate(STATE) == first
 
 
+# Where a finger is, and what it moves: both stand on one screen of a phone, below the page's head.
+ON_ONE_SCREEN = {
+    "fig-two-brackets": ("N", "linear"),
+    "fig-signal-crosstalk": ("plane", "bars"),
+    "fig-two-ways": ("t", "terms"),
+    "fig-plane-weights": ("plane", "weights"),
+}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_it_fits_a_phone(explore, figure: str) -> None:
+    driver = explore(figure, NARROW)
+    assert_it_fits(driver)
+    if figure in ON_ONE_SCREEN:
+        first, last = (driver.part(name).bounding_box() for name in ON_ONE_SCREEN[figure])
+        assert 0 < last["y"] + last["height"] - first["y"] < 660
+    for other in (320, 560):  # the narrowest phone, or a page at 400 %; a small tablet
+        driver.page.set_viewport_size({"width": other, "height": 900})
+        assert_it_fits(driver)
+    driver.page.close()
+
+
 def test_a_screen_reader_is_told_when_a_drag_rests(explore) -> None:
     driver = explore("fig-two-brackets")
     told = driver.root.locator("[role=status]")
@@ -113,31 +160,6 @@ def test_a_screen_reader_is_told_when_a_drag_rests(explore) -> None:
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_a_choice_is_seen_in_forced_colors(explore, figure: str) -> None:
-    driver = explore(figure, forced_colors="active")
-    background = """labels => labels.map(label => {
-      const probe = document.createElement("p"), color = getComputedStyle(label).backgroundColor;
-      probe.style.background = "Highlight";
-      label.append(probe);
-      const chosen = getComputedStyle(probe).backgroundColor;
-      probe.remove();
-      return color === chosen;
-    })"""
-    lit = driver.root.locator("input[type=radio] + label").evaluate_all(background)
-    radios = driver.root.locator("input[type=radio]")
-    assert lit == radios.evaluate_all("all => all.map(one => one.checked)")
-
-
-@pytest.mark.parametrize("figure", FIGURES)
-def test_paper_shows_the_picture(explore, figure: str) -> None:
-    driver = explore(figure)
-    picture = driver.page.locator(f"#{figure} img")
-    assert driver.root.is_visible() and not picture.is_visible()
-    driver.page.emulate_media(media="print")
-    assert picture.is_visible() and not driver.root.is_visible()
-
-
-@pytest.mark.parametrize("figure", FIGURES)
 def test_without_scripts_the_picture_stands(site: Path, browser, figure: str) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto((site / explorables()[figure]).as_uri())
@@ -146,27 +168,12 @@ def test_without_scripts_the_picture_stands(site: Path, browser, figure: str) ->
     page.close()
 
 
-# Where a finger is, and what it moves: both stand on one screen of a phone, below the page's head.
-@pytest.mark.parametrize(
-    "figure, moved, seen",
-    [
-        ("fig-two-brackets", "N", "linear"),
-        ("fig-signal-crosstalk", "plane", "bars"),
-        ("fig-two-ways", "t", "terms"),
-        ("fig-plane-weights", "plane", "weights"),
-    ],
-)
-def test_cause_and_effect_are_on_one_screen(explore, figure: str, moved: str, seen: str) -> None:
-    driver = explore(figure, NARROW)
-    first, last = (driver.part(name).bounding_box() for name in (moved, seen))
-    assert 0 < last["y"] + last["height"] - first["y"] < 660
-
-
 @pytest.mark.parametrize("figure", FIGURES)
 def test_who_comes_back_finds_controls_and_drawings_agreed(
     site: Path, browser, serve, figure: str
 ) -> None:
     page = browser.new_page()
+    without_formulas(page)
     address = serve(site)  # of a file, a browser does not keep what was typed
     page.goto(f"{address}/{explorables()[figure]}")
     driver = Driver(page, figure)

@@ -44,12 +44,12 @@ def test_it_says_which_order_is_cheaper(matrix) -> None:
         assert matrix.said().startswith(words)
 
 
-@pytest.mark.parametrize("D", [4, 256])
-def test_the_largest_numbers_fit(explore, D: int) -> None:
+def test_the_largest_numbers_fit(explore) -> None:
     narrow = explore("fig-two-brackets", NARROW)
     narrow.slide("N", "1,048,576")
-    narrow.slide("D", D)
-    for width in (320, 390, 560, 640):
-        narrow.page.set_viewport_size({"width": width, "height": 900})
-        narrow.settle()
-        assert narrow.root.evaluate(FAULTS) == []
+    for D in (4, 256):
+        narrow.slide("D", D)
+        for width in (320, 390, 560, 640):
+            narrow.page.set_viewport_size({"width": width, "height": 900})
+            narrow.settle()
+            assert narrow.root.evaluate(FAULTS) == []

@@ -72,7 +72,8 @@ def test_the_counts_are_those_of_the_package(scans, L: int) -> None:
         assert before[3] == costs.chunkwise_cost(min(step * L, N), 1, 1, L=L).work
 
 
-def test_it_starts_as_the_picture(explore) -> None:
+def test_it_starts_as_the_picture(scans) -> None:
+    scans.press("reset")
     picture = plots.scans.orders(N=N, L=2, steps=2)
     colors = Counter(to_hex(patch.get_facecolor()) for patch in picture.axes[0].patches)
     families = {
@@ -80,7 +81,7 @@ def test_it_starts_as_the_picture(explore) -> None:
         "blue": [BLUE, pale.BLUE],
         "gray": ["#dddddd"],
     }
-    cells = explore("fig-four-orders").part("orders").locator("rect.lit")
+    cells = scans.part("orders").locator("rect.lit")
     for name, members in families.items():
         drawn = [colors[color.lower()] for color in members]
         of_this_color = cells.and_(cells.page.locator(f".{name}"))
