@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from lesson_code.data import tasks
 from lesson_code.checks import check_causal, check_streaming
+from lesson_code.data import tasks
 from lesson_code.exercises import Exercise
 from lesson_code.numpy import delta_rule, identity, linear_attention
 

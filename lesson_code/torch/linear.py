@@ -112,51 +112,6 @@ class LinearAttentionState(NamedTuple):
         z = z.expand(*leading, -1) + k  # (..., C)
         return LinearAttentionState(S, z)
 
-    def write_(self, k: Tensor, v: Tensor) -> "LinearAttentionState":
-        r"""Write one token into this state itself, which saves the memory of a new one.
-
-        Computes :eq:`eq-write`. S and z are overwritten: whoever else holds them sees the change.
-
-        Parameters
-        ----------
-        k : tensor, shape (..., C)
-            Feature-mapped key.
-        v : tensor, shape (..., M)
-            Value.
-
-        Returns
-        -------
-        LinearAttentionState
-            This state.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `write`, and if the state is not in the accumulation dtype of `k`, or has not the
-            leading dimensions of `k` and `v` together.
-
-        Examples
-        --------
-        >>> state = LinearAttentionState.zeros(2, 1)
-        >>> _ = state.write_(torch.tensor([1.0, 2.0]), torch.tensor([3.0]))
-        >>> state.S
-        tensor([[3.],
-                [6.]])
-        """
-        leading = self._check_one_token(k=(k, "C"), v=(v, "M"))
-        k, v = accumulate(k, v)
-        for name, tensor, own in ("S", self.S, self.S.shape[:-2]), ("z", self.z, self.z.shape[:-1]):
-            if tensor.dtype != k.dtype:
-                raise TypeError(f"{name} must have dtype {k.dtype}, got {tensor.dtype}.")
-            if own != leading:
-                raise ValueError(
-                    f"{name} must have the leading dimensions {leading} of what is written, "
-                    f"got {tuple(own)}."
-                )
-        self.S.addcmul_(k[..., :, None], v[..., None, :])
-        self.z.add_(k)
-        return self
-
     def read(self, q: Tensor, *, normalize: bool = True) -> Tensor:
         r"""Read with one query: :math:`\phi(q)^\top S`, over :math:`\phi(q)^\top z`.
 
@@ -196,10 +151,11 @@ class LinearAttentionState(NamedTuple):
         """Refuse what this state cannot be written with or read by; all leading dimensions."""
         _arguments.check_arrays(Tensor, **{name: tensor for name, (tensor, _) in tensors.items()})
         like_name, (like, _) = next(iter(tensors.items()))
-        for name, part in zip(("S", "z"), self, strict=True):
+        parts = {"S of the state": (self.S, "C M"), "z of the state": (self.z, "C")}
+        for name, (part, _) in parts.items():
             _arguments.check_arrays(Tensor, **{name: part})
             _arguments.check_beside(name, part, like_name, like)
-        return _arguments.check_axes(**tensors, S=(self.S, "C M"), z=(self.z, "C"))
+        return _arguments.check_axes(**tensors, **parts)
 
 
 @operator(
