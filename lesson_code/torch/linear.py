@@ -196,10 +196,11 @@ class LinearAttentionState(NamedTuple):
         """Refuse what this state cannot be written with or read by; all leading dimensions."""
         _arguments.check_arrays(Tensor, **{name: tensor for name, (tensor, _) in tensors.items()})
         like_name, (like, _) = next(iter(tensors.items()))
-        for name, part in zip(("S", "z"), self, strict=True):
+        parts = {"S of the state": (self.S, "C M"), "z of the state": (self.z, "C")}
+        for name, (part, _) in parts.items():
             _arguments.check_arrays(Tensor, **{name: part})
             _arguments.check_beside(name, part, like_name, like)
-        return _arguments.check_axes(**tensors, S=(self.S, "C M"), z=(self.z, "C"))
+        return _arguments.check_axes(**tensors, **parts)
 
 
 @operator(

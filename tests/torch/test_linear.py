@@ -324,7 +324,7 @@ def test_write_in_place():
         LinearAttentionState(S[0], z[0]).write_(k, v)
     with pytest.raises(ValueError, match=r"z must have the leading dimensions \(2,\).*got \(\)"):
         LinearAttentionState(S, z[0]).write_(k, v)
-    with pytest.raises(ValueError, match=r"S must have shape .* got \(2, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"S of the state must have shape .* got \(2, 3, 4\)"):
         state.write_(k[..., :2], v)
 
 
@@ -992,18 +992,34 @@ def test_states_refuse():
     k, v = torch.ones(3, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
     far, several = k.to("meta"), LinearAttentionState.zeros(3, 4, (2,), torch.float64)
     for call, error, message in (
-        (lambda: STATE.write(v, v), ValueError, r"S must have shape .*4, 4\), got \(3, 4\)"),
-        (lambda: STATE.write(k, k), ValueError, r"S must have shape .*3, 3\), got \(3, 4\)"),
-        (lambda: STATE.read(v), ValueError, r"S must have shape .*4, 4\), got \(3, 4\)"),
+        (
+            lambda: STATE.write(v, v),
+            ValueError,
+            r"S of the state must have shape .*4, 4\), got \(3, 4\)",
+        ),
+        (
+            lambda: STATE.write(k, k),
+            ValueError,
+            r"S of the state must have shape .*3, 3\), got \(3, 4\)",
+        ),
+        (
+            lambda: STATE.read(v),
+            ValueError,
+            r"S of the state must have shape .*4, 4\), got \(3, 4\)",
+        ),
         (lambda: STATE.write([1.0], v), TypeError, "k must be a torch tensor"),
         (lambda: STATE.write(k.float(), v), TypeError, "v must have the dtype of k, float32"),
         (lambda: STATE.write(k[0], v), ValueError, r"k must have shape \(\.\.\., C\)"),
         (lambda: STATE.write(far, v), ValueError, "v must be on the device of k, meta, got cpu"),
-        (lambda: STATE.read(k.float()), TypeError, "S must have dtype float32, got float64"),
-        (lambda: STATE.read(far), ValueError, "S must be on the device of q, meta"),
+        (lambda: STATE.read(k.float()), TypeError, "S of the state must have dtype float32"),
+        (lambda: STATE.read(far), ValueError, "S of the state must be on the device of q"),
         (lambda: STATE.read(k, normalize=0), TypeError, "normalize must be True or False, got 0"),
-        (lambda: LinearAttentionState([[1.0]], k).read(k), TypeError, "S must be a torch tensor"),
-        (lambda: several.write(k.expand(5, 3), v), ValueError, "the leading dimensions of k, v, S"),
+        (lambda: LinearAttentionState([[1.0]], k).read(k), TypeError, "S of the state must be a"),
+        (
+            lambda: several.write(k.expand(5, 3), v),
+            ValueError,
+            "the leading dimensions of k, v, S of",
+        ),
         (lambda: LinearAttentionState.zeros(-1, 2), ValueError, "C must be at least 0, got -1"),
         (lambda: LinearAttentionState.zeros(1, 2.0), TypeError, "M must be an integer"),
         (lambda: LinearAttentionState.zeros(1, 2, 5), TypeError, "batch_shape must be a tuple"),
