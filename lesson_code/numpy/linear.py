@@ -267,8 +267,8 @@ def scan(q, k, v, S, z):
 
 def chunkwise(q, k, v, S, z, chunk_size):
     numerators, denominators = [], []
-    for chunk in in_chunks(chunk_size, q, k, v):
-        numerator, denominator, S, z = masked(*chunk, S, z)
+    for Q, K, V in in_chunks(chunk_size, q, k, v):
+        numerator, denominator, S, z = masked(Q, K, V, S, z)
         numerators.append(numerator)
         denominators.append(denominator)
     if not numerators:

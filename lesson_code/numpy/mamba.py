@@ -42,7 +42,7 @@ def selective_scan(
     x, delta : array, shape (..., N, E)
         Inputs, and step sizes after their softplus: at least 0. A step of 0 changes nothing.
     A : array, shape (E, K)
-        Rates, negative.
+        Rates, negative. They are discretized exactly, and B as Δ B (:eq:`eq-discretization`).
     B, C : array, shape (..., N, K)
         What x writes with, and what reads.
     D : array, shape (E,), optional

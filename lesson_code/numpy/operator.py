@@ -69,7 +69,7 @@ def operator(
                 out = out.astype(call.dtype, copy=False)
             return (out, memory) if call.values.get("return_state") else out
 
-        run.contract = contract
+        run.contract = contract  # type: ignore[attr-defined]
         return run
 
     return declare

@@ -55,7 +55,8 @@ def wkv(
     r"""WKV of RWKV-4: a causal mean of the values, with weights that decay in each channel.
 
     Computes :eq:`eq-wkv` (Peng et al., 2023), with the decay :math:`w > 0` and the bonus :math:`u`
-    of the current token. The token before it carries no decay yet:
+    of the current token, which enters the state without it (:eq:`eq-wkv-recurrence`). The token
+    before it carries no decay yet:
 
     .. math:: o_t = \frac{\sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{k_t + u} v_t}
                        {\sum_{i<t} e^{k_i - (t-1-i) w} + e^{k_t + u}}

@@ -319,9 +319,18 @@ def gated_linear_attention(
     exchange = _Exchange("gated_linear_attention", group, q)
     initial_state = initial_state if exchange.rank == 0 else None
     with exchange.telling_of_errors():
-        dtype, options = q.dtype, {"form": form, "chunk_size": chunk_size}
-        options |= {"initial_state": initial_state, "return_state": return_state}
-        arguments = held(gated.gated_linear_attention, q, k, v, log_decay, **options)
+        dtype = q.dtype
+        arguments = held(
+            gated.gated_linear_attention,
+            q,
+            k,
+            v,
+            log_decay,
+            form=form,
+            chunk_size=chunk_size,
+            initial_state=initial_state,
+            return_state=return_state,
+        )
         q, k, v, g = (arguments[name] for name in ("q", "k", "v", "log_decay"))
         S, chunk_size = arguments["initial_state"], arguments["chunk_size"]
         exchange.announce((q, k, v, g), S, dtype=dtype, M=v.shape[-1], return_state=return_state)

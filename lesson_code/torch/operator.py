@@ -66,7 +66,8 @@ def operator(
             out = out.to(call.dtype)
             return (out, memory) if values.get("return_state") else out
 
-        run.contract, run.hold = contract, hold
+        run.contract = contract  # type: ignore[attr-defined]
+        run.hold = hold  # type: ignore[attr-defined]
         return run
 
     return declare
@@ -90,7 +91,8 @@ def _tensor(shape: tuple, x: Tensor | float, dtype: torch.dtype, device: torch.d
 
 def _nothing(call: Call, shape: tuple) -> Tensor:
     """An empty sum over all tensors, by which gradients find their way to each of them."""
-    return sum(x.sum() for x in call.arrays.values() if isinstance(x, Tensor)).expand(shape)
+    sums = [x.sum() for x in call.arrays.values() if isinstance(x, Tensor)]
+    return sum(sums[1:], sums[0]).expand(shape)
 
 
 def _copied(memory: Any) -> Any:

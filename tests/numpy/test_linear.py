@@ -496,13 +496,9 @@ def test_states_refuse():
         with pytest.raises(error, match="^" + message):
             call()
     several = LinearAttentionState.zeros(3, 4, (2,))
-    with pytest.raises(
-        ValueError, match="^the leading dimensions of k, v, S of the state"
-    ):
+    with pytest.raises(ValueError, match="^the leading dimensions of k, v, S of the state"):
         several.write(np.ones((5, 3)), v)
-    with pytest.raises(
-        ValueError, match="^the leading dimensions of q, S of the state"
-    ):
+    with pytest.raises(ValueError, match="^the leading dimensions of q, S of the state"):
         several.read(np.ones((5, 3)))
 
 

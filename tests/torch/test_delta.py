@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
 
 import lesson_code.numpy as reference
-from lesson_code.checks import check_causal, check_gradients, check_linear_cost
 from lesson_code.torch import delta_rule, gated_delta_rule
 
 FORMS = ["recurrent", "chunkwise"]
@@ -117,19 +116,6 @@ def test_forms_are_numpys(rule, shapes, with_state, N, chunk_size, D, M, dtype, 
     assert_close(rule(*args, initial_state=state), expected[0], TOLERANCE[dtype], dtype)
 
 
-@both_rules
-@every_form
-@every_dtype
-def test_states_in_either_dtype(rule, form, dtype):
-    leading = ((5, 1, 1), (3, 1), (3, 1), (), (1, 1), (2,))
-    for given_dtype in {dtype, kept(dtype)}:
-        *tensors, state = draw(2, 9, leading=leading, dtype=dtype)
-        args, state = arguments(rule, tensors), state.to(given_dtype)
-        found = rule(*args, form=form, chunk_size=4, initial_state=state, return_state=True)
-        assert_result(found, numpys(rule, args, state), dtype)
-        assert found[1].shape == (3, 2, 3, 4)
-
-
 KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 VALUES = torch.tensor([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
 
@@ -156,23 +142,6 @@ def test_the_gated_rule_decays_before_it_takes_the_error(form):
 
 
 @both_rules
-@pytest.mark.parametrize("first", FORMS)
-def test_split_anywhere_and_hand_the_state_to_any_form(rule, first):
-    leading = ((2, 1), (3,), (3,), (2, 1), (), ())
-    *tensors, state = draw(3, leading=leading, forgetting=0.1)
-    args = arguments(rule, tensors)
-    options = {"chunk_size": 3, "return_state": True}
-    whole = numpys(rule, args, state)
-    for t in range(8):
-        before = [x[..., :t, :] for x in args[:3]] + [x[..., :t] for x in args[3:]]
-        after = [x[..., t:, :] for x in args[:3]] + [x[..., t:] for x in args[3:]]
-        head, between = rule(*before, form=first, initial_state=state, **options)
-        for second in [*FORMS, None]:
-            tail, last = rule(*after, form=second, initial_state=between, **options)
-            assert_result((torch.cat([head, tail], dim=-2), last), whole, torch.float64)
-
-
-@both_rules
 @every_form
 def test_padding_with_zeros_is_exact(rule, form):
     *tensors, state = draw(4, N=10)
@@ -183,26 +152,6 @@ def test_padding_with_zeros_is_exact(rule, form):
     found, same = rule(*padded, **options)
     assert_close(found[:10], out, 1e-14)
     assert_close(same, last, 1e-14)
-
-
-def as_inputs(rule):
-    def inputs(rng, N):
-        leading = ((2, 3), (3,), (2, 1), (2, 3), (3,), ())
-        return arguments(rule, draw(int(rng.integers(2**31)), N, leading=leading))
-
-    return inputs
-
-
-@both_rules
-@every_form
-def test_checks(rule, form):
-    def run(*args, **options):
-        return rule(*args, form=form, chunk_size=5, **options)
-
-    check_causal(run, inputs=as_inputs(rule))
-    check_linear_cost(run, inputs=as_inputs(rule))
-    if rule is delta_rule:  # a step of finite differences may take log_decay above 0
-        check_gradients(run, inputs=lambda rng, N: draw(int(rng.integers(2**31)), N)[:4])
 
 
 # Strong decays and hard systems.
@@ -294,145 +243,7 @@ def test_the_triangular_system_of_correlated_keys_is_solved_well():
 # Inputs, outputs, NaN, precision.
 
 
-@both_rules
-@every_form
-@pytest.mark.parametrize("N", [0, 1, 9])
-def test_outputs_own_their_memory_and_inputs_are_left_alone(rule, form, N):
-    for leading in (NONE, ((2, 3), (3,), (2, 1), (), (), ())):
-        *tensors, state = draw(7, N, leading=leading)
-        args = arguments(rule, tensors)
-        before = [x.clone() for x in (*args, state)]
-        for found in rule(*args, form=form, initial_state=state, return_state=True):
-            assert found.untyped_storage().nbytes() == found.nbytes
-            found.fill_(math.nan)
-        for x, y in zip((*args, state), before, strict=True):
-            assert torch.equal(x, y)
-
-
-@both_rules
-@every_form
-def test_any_strides_work(rule, form):
-    *tensors, state = draw(8, 9, leading=((2, 5),) * 6)
-    args = arguments(rule, tensors)
-    options = {"form": form, "chunk_size": 4, "initial_state": state}
-    expected = rule(*args, **options)
-    wide = [torch.stack([x, x + 1], dim=-1).flatten(-2)[..., ::2] for x in args]
-    swapped = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in args]
-    late = [x.movedim(2, -1).contiguous().movedim(-1, 2) for x in args]
-    for strided in (wide, swapped, late):
-        assert_close(rule(*strided, **options), expected)
-    shared = [x[:1].expand(4, *x.shape[1:]) for x in args]
-    found = rule(*shared, **options | {"initial_state": state[:1]})
-    assert_close(found, expected[:1].expand(4, *expected.shape[1:]))
-
-
-@both_rules
-@every_form
-def test_nan_stays_in_its_sequence(rule, form):
-    for spoiled in range(4 if rule is delta_rule else 5):
-        tensors = draw(9, 9, leading=((2, 3),) * 6)
-        at = (1, 2, 5) if spoiled > 2 else (1, 2, 5, 1)
-        tensors[spoiled][at] = math.nan
-        args = [x.requires_grad_() for x in arguments(rule, tensors)]
-        out = rule(*args, form=form, chunk_size=4)
-        rows = out.isnan().any(dim=-1)
-        assert rows[1, 2, 5] and rows.sum() == rows[1, 2].sum()
-        assert not rows[1, 2, : 5 if form == "recurrent" else 4].any()
-        for gradient in torch.autograd.grad(out.sum(), args):
-            lost = gradient.isnan().flatten(2).any(dim=-1)
-            assert lost.sum() == lost[1, 2]
-
-
-@both_rules
-@every_form
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-def test_half_precision_is_computed_in_float32_and_rounded_once(rule, form, dtype):
-    tensors = draw(10, 300, 16, dtype=dtype)
-    args = arguments(rule, tensors)
-    expected = torch.from_numpy(numpys(rule, args)[0])
-    out = rule(*args, form=form)
-    assert out.dtype == dtype
-    bound = ROUNDING[dtype] * expected.abs() + 2e-5 * expected.abs().max()
-    assert ((out - expected).abs() <= bound).all()
-
-
-@both_rules
-@every_form
-def test_autocast_lowers_no_precision(rule, form):
-    *tensors, state = draw(11, 20, dtype=torch.float32)
-    args = [x.requires_grad_() for x in arguments(rule, tensors)]
-    options = {"form": form, "chunk_size": 6, "initial_state": state, "return_state": True}
-    expected = rule(*args, **options)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = rule(*args, **options)
-    for x, y in zip(found, expected, strict=True):
-        assert x.dtype == torch.float32 and torch.equal(x, y)
-
-
 # Derivatives and transformations.
-
-
-@both_rules
-@every_form
-def test_gradcheck(rule, form):
-    """Of all arguments and the state, once and twice, over several chunks and leading dimensions.
-
-    The decays are away from 0, so that finite differences stay below it.
-    """
-    leading = ((2,), (), (2,), (), (2,), ())
-    *tensors, state = draw(12, 5, 2, 2, leading=leading)
-    tensors[4] = tensors[4] - 0.1
-    args = [x.requires_grad_() for x in (*arguments(rule, tensors), state)]
-
-    def run(*args):
-        return rule(*args[:-1], form=form, chunk_size=2, initial_state=args[-1], return_state=True)
-
-    assert torch.autograd.gradcheck(run, args)
-    small = [x.detach()[..., :3, :].requires_grad_() for x in args[:3]]
-    small += [x.detach()[..., :3].requires_grad_() for x in args[3:-1]]
-    assert torch.autograd.gradgradcheck(run, [*small, args[-1]])
-
-
-@both_rules
-@every_form
-def test_func_and_vmap(rule, form):
-    tensors = draw(13, 9, leading=((5,),) * 6)
-    args = (*arguments(rule, tensors), tensors[5])
-
-    def run(*args):
-        return rule(*args[:-1], form=form, chunk_size=4, initial_state=args[-1], return_state=True)
-
-    def loss(*args):
-        out, last = run(*args)
-        return out.square().sum() + last.square().sum()
-
-    for x, y in zip(torch.func.vmap(run)(*args), run(*args), strict=True):
-        assert_close(x, y)
-    every = tuple(range(len(args)))
-    found = torch.func.vmap(torch.func.grad(loss, argnums=every))(*args)
-    tracked = [x.clone().requires_grad_() for x in args]
-    for x, y in zip(found, torch.autograd.grad(loss(*tracked), tracked), strict=True):
-        assert_close(x, y, 1e-11)
-
-
-@both_rules
-@pytest.mark.parametrize("form", [*FORMS, None])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
-def test_compile(rule, form):
-    torch.compiler.reset()
-    *tensors, state = draw(14, 10, dtype=torch.float32)
-    args = [x.requires_grad_() for x in arguments(rule, tensors)]
-
-    def run(*args):
-        return rule(*args, form=form, chunk_size=4, initial_state=state, return_state=True)
-
-    compiled = torch.compile(run, fullgraph=True, backend="eager")
-    found, expected = compiled(*args), run(*args)
-    for x, y in zip(found, expected, strict=True):
-        assert_close(x, y, 1e-5)
-    found, expected = (torch.autograd.grad(out.sum(), args) for out, _ in (found, expected))
-    for x, y in zip(found, expected, strict=True):
-        assert_close(x, y, 1e-4)
 
 
 def test_meta_tensors_have_the_right_shapes():
@@ -443,54 +254,6 @@ def test_meta_tensors_have_the_right_shapes():
 
 
 # Arguments.
-
-
-@both_rules
-def test_arguments_that_are_no_float_tensors(rule):
-    names = ["q", "k", "v", "beta", "log_decay"]
-    args = dict(zip(names, arguments(rule, draw()), strict=False))
-    for name, x in args.items():
-        for wrong in (x.int(), x > 0):
-            with pytest.raises(TypeError, match=f"^{name} must have a floating dtype"):
-                rule(**args | {name: wrong})
-        with pytest.raises(TypeError, match=f"^{name} must be a torch tensor, got ndarray"):
-            rule(**args | {name: x.numpy()})
-        with pytest.raises(TypeError, match="must have the dtype of q, float"):
-            rule(**args | {name: x.float()})
-        with pytest.raises(ValueError, match="must be on the device of q, "):
-            rule(**args | {name: x.to("meta")})
-
-
-@both_rules
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"form": "parallel"}, ValueError, "form must be None or one of 'recurrent', 'chunkwise'"),
-        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
-        ({"chunk_size": 0, "form": "recurrent"}, ValueError, "chunk_size must be at least 1"),
-        ({"chunk_size": 2.0}, TypeError, "chunk_size must be an integer, got 2.0"),
-        ({"return_state": "no"}, TypeError, "return_state must be True or False, got 'no'"),
-        ({"initial_state": torch.ones(4, 3)}, TypeError, "initial_state must have dtype float64"),
-        (
-            {"initial_state": torch.ones(4, 3).double()},
-            ValueError,
-            r"initial_state must have shape \(..., D, M\), \(..., 3, 4\), got \(4, 3\)",
-        ),
-        ({"beta": torch.ones(6).double()}, ValueError, "beta must have the length of k, 7, got 6"),
-        ({"beta": torch.ones(()).double()}, ValueError, "beta must have shape"),
-        ({"q": torch.ones(6, 3).double()}, ValueError, "q must have the length of k, 7, got 6"),
-        (
-            {"beta": torch.ones(2, 7).double(), "q": torch.ones(3, 7, 3).double()},
-            ValueError,
-            "the leading dimensions of q, k, v, beta.* must broadcast",
-        ),
-    ],
-)
-def test_options(rule, options, error, message):
-    names = ["q", "k", "v", "beta", "log_decay"]
-    args = dict(zip(names, arguments(rule, draw()), strict=False))
-    with pytest.raises(error, match="^" + message):
-        rule(**args | options)
 
 
 def test_decays_above_one_are_refused_in_eager_mode_only():

@@ -3,6 +3,7 @@
 The chunkwise form's own backward pass and operators are in engines/test_linear.py.
 """
 
+import itertools
 import math
 from unittest import mock
 
@@ -120,11 +121,6 @@ def assert_result(found, expected, dtype, form=None):
         assert_close(x, y, TOLERANCE[kept(dtype)], kept(dtype))
 
 
-def time_last(x):
-    """The same numbers with other strides, as heads that were split off the width have them."""
-    return x.mT.contiguous().mT
-
-
 # Every form is NumPy's function.
 
 
@@ -189,22 +185,6 @@ def test_global_forms_are_numpys(shapes, Nq, Nk, D, M, dtype, name, seed):
         assert_close(out, expected, TOLERANCE[dtype], dtype)
 
 
-@pytest.mark.parametrize("form", [*CAUSAL, None])
-@both_normalizations
-@every_dtype
-def test_forms_start_from_a_state_in_either_dtype(form, normalize, dtype):
-    q, k, v = draw(2, 9, 9, leading=((5, 1, 1), (3, 1), (3, 1)), dtype=dtype)
-    options = {"causal": True, "normalize": normalize, "chunk_size": 4, "return_state": True}
-    for given_dtype in {dtype, kept(dtype)}:
-        state = draw_state(leading=(2,), dtype=given_dtype)
-        expected = reference.linear_attention(
-            *arrays(q, k, v), initial_state=numpy_state(state), **options
-        )
-        found = linear_attention(q, k, v, form=form, initial_state=state, **options)
-        assert_result(found, expected, dtype)
-        assert found[1].S.shape == (3, 2, 3, 4) and found[1].z.shape == (3, 2, 3)
-
-
 @every_form
 @pytest.mark.parametrize(
     "make", [polynomial, positive_random_features], ids=lambda make: make.__name__
@@ -252,13 +232,11 @@ def heads(rng, N):
     return tensors(rng, N, leading=(2, 3), D=4, M=3)
 
 
-@every_causal_form
 @both_normalizations
-def test_checks(form, normalize):
+def test_checks(normalize):
     def attention(q, k, v, **options):
-        return linear_attention(
-            q, k, v, causal=True, form=form, normalize=normalize, chunk_size=5, **options
-        )
+        options |= {"causal": True, "form": "chunkwise", "chunk_size": 5}
+        return linear_attention(q, k, v, normalize=normalize, **options)
 
     def numpys(q, k, v):
         out = reference.linear_attention(*arrays(q, k, v), causal=True, normalize=normalize)
@@ -306,20 +284,6 @@ def test_memory_of_the_other_forms():
 # The state: streaming, single steps, precision.
 
 
-@pytest.mark.parametrize("first", CAUSAL)
-@both_normalizations
-def test_split_anywhere_and_hand_the_state_to_any_form(first, normalize):
-    q, k, v = draw(4, leading=((2, 1), (3,), (3,)))
-    options = {"causal": True, "normalize": normalize, "chunk_size": 3, "return_state": True}
-    whole = reference.linear_attention(*arrays(q, k, v), **options)
-    for t in range(8):
-        before, after = ([x[..., part, :] for x in (q, k, v)] for part in (np.s_[:t], np.s_[t:]))
-        head, state = linear_attention(*before, form=first, **options)
-        for second in [*CAUSAL, None]:
-            tail, last = linear_attention(*after, form=second, initial_state=state, **options)
-            assert_result((torch.cat([head, tail], dim=-2), last), whole, torch.float64)
-
-
 @every_dtype
 @both_normalizations
 def test_write_and_read_are_one_step_of_the_recurrence(dtype, normalize):
@@ -360,7 +324,7 @@ def test_write_in_place():
         LinearAttentionState(S[0], z[0]).write_(k, v)
     with pytest.raises(ValueError, match=r"z must have the leading dimensions \(2,\).*got \(\)"):
         LinearAttentionState(S, z[0]).write_(k, v)
-    with pytest.raises(ValueError, match="S of the state must have the width C of the features, 2"):
+    with pytest.raises(ValueError, match=r"S of the state must have shape .* got \(2, 3, 4\)"):
         state.write_(k[..., :2], v)
 
 
@@ -432,31 +396,6 @@ def call(q, k, v, causal, form, state=None, **options):
 
 
 @every_form
-@pytest.mark.parametrize("tracked", [False, True], ids=["plain", "requires_grad"])
-def test_inputs_are_left_alone_and_any_strides_work(causal, form, tracked):
-    q, k, v = draw(7, 9, 9, leading=((2, 5), (2, 5), (2, 5)))
-    state = draw_state(leading=(2, 5)) if causal else None
-    expected = call(q, k, v, causal, form, state)
-    wide = [torch.stack([x, x + 1], dim=-1).flatten(-2)[..., ::2] for x in (q, k, v)]
-    swapped = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    sliced = [torch.cat([x, x, x], dim=-2)[..., 9:18, :] for x in (q, k, v)]
-    for args in ((q, k, v), wide, swapped, sliced, [time_last(x) for x in (q, k, v)]):
-        args = [x.requires_grad_(tracked) for x in map(torch.detach, args)]
-        given_state = state and LinearAttentionState(
-            *(time_last(x).detach().requires_grad_(tracked) for x in state)
-        )
-        before = [x.detach().clone() for x in (*args, *(given_state or ()))]
-        found = call(*args, causal, form, given_state)
-        for x, y in zip(found, expected, strict=True):
-            assert_close(x, y)
-        if tracked:
-            sum(x.sum() for x in found).backward()
-        for x, y in zip((*args, *(given_state or ())), before, strict=True):
-            assert (x == y).all()
-            assert x.grad is None or x.grad.isfinite().all()
-
-
-@every_form
 def test_expanded_inputs_and_their_gradients(causal, form):
     """One sequence for all heads: its gradient is the sum over the heads."""
     q, k, v = (x.requires_grad_() for x in draw(8))
@@ -475,11 +414,11 @@ def test_expanded_inputs_and_their_gradients(causal, form):
 
 
 @every_form
-@pytest.mark.parametrize("N", [0, 1, 9])
 @pytest.mark.parametrize("feature_map", [identity, elu_plus_one, widen])
-def test_outputs_own_their_memory(causal, form, N, feature_map):
+def test_outputs_own_their_memory(causal, form, feature_map):
     """A view would keep every state of the scan alive, or write into what the caller owns."""
-    for leading in (((), (), ()), ((2, 3), (3,), (2, 1))):
+    sizes = itertools.product((0, 1, 9), (((), (), ()), ((2, 3), (3,), (2, 1))))
+    for N, leading in sizes:
         q, k, v = draw(9, N, N, leading=leading)
         state = draw_state(7 if feature_map is widen else 3) if causal else None
         given_tensors = [q, k, v, *(state or ())]
@@ -503,22 +442,6 @@ def test_states_own_their_memory():
 
 
 # NaN, the normalizer, extreme numbers.
-
-
-@every_form
-def test_nan_stays_in_its_sequence(causal, form):
-    for spoiled in range(3):
-        args = draw(10, 9, 9, leading=((2, 3),) * 3)
-        args[spoiled][1, 2, 5, 1] = math.nan
-        args = [x.requires_grad_() for x in args]
-        out = linear_attention(*args, causal=causal, form=form, chunk_size=4)
-        rows = out.isnan().any(dim=-1)
-        assert rows[1, 2, 5] and rows.sum() == rows[1, 2].sum()
-        if form in ("recurrent", "cumsum", "scan"):
-            assert not rows[1, 2, :5].any()
-        for gradient in torch.autograd.grad(out.sum(), args):
-            lost = gradient.isnan().flatten(2).any(dim=-1)
-            assert lost.sum() == lost[1, 2]
 
 
 @every_form
@@ -616,49 +539,9 @@ def test_autocast_lowers_no_precision(causal, form, feature_map):
 # Derivatives and transformations.
 
 
-def gradients(args, causal, form, **options):
-    """Of a random combination of outputs and state, with respect to all arguments."""
-    args = [x.detach().clone().requires_grad_() for x in args]
-    state = LinearAttentionState(*args[3:]) if len(args) > 3 else None
-    found = call(*args[:3], causal, form, state, **options)
-    rng = np.random.default_rng(0)
-    loss = sum((tensor(rng, *x.shape) * x).sum() for x in found)
-    return torch.autograd.grad(loss, args)
-
-
-@every_causal_form
-@pytest.mark.parametrize(  # the normalizer of the identity comes near zero
-    ("name", "normalize"), [*((name, name != "identity") for name in MAPS), ("widen", False)]
-)
-def test_gradients_of_everything_are_those_of_the_masked_form(form, name, normalize):
-    feature_map, twin = MAPS[name](3)
-    C = twin(np.zeros(3)).shape[-1]
-    leading = ((2, 1), (3,), (2, 3))
-    args = [*draw(15, 8, 8, leading=leading), *draw_state(C, leading=(3,))]
-    options = {"feature_map": feature_map, "normalize": normalize}
-    found = gradients(args, True, form, **options)
-    for x, y in zip(found, gradients(args, True, "masked", **options), strict=True):
-        assert_close(x, y, 1e-11)
-
-
-@every_form
-@both_normalizations
-def test_gradcheck(causal, form, normalize):
-    args = draw(16, 5, 5, 2, 3, leading=((2,), (), (2,)))
-    args += [*draw_state(2, 3)] if causal else []
-
-    def function(*args):
-        state = LinearAttentionState(*args[3:]) if causal else None
-        return tuple(call(*args[:3], causal, form, state, normalize=normalize))
-
-    assert torch.autograd.gradcheck(function, [x.requires_grad_() for x in args])
-
-
-@every_form
+@pytest.mark.parametrize(("causal", "form"), [x for x in FORMS if x != (True, "chunkwise")])
 def test_second_derivatives(causal, form):
-    """The other forms have them; the chunkwise one says that it does not (engines/test_linear.py)."""
-    if form == "chunkwise":
-        return
+    """The chunkwise form says that it has none, in engines/test_linear.py."""
     args = [x.requires_grad_() for x in draw(17, 4, 4, 2, 2)]
     assert torch.autograd.gradgradcheck(
         lambda *args: linear_attention(*args, causal=causal, form=form), args
@@ -1016,27 +899,6 @@ def test_known_bug_the_state_is_written_in_place():
 # Arguments.
 
 
-@every_form
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_arguments_that_are_no_float_tensors(causal, form, name):
-    args = dict(zip("qkv", draw(), strict=True))
-    options = {"causal": causal, "form": form}
-
-    def refused(wrong, error, message):
-        with pytest.raises(error, match=f"^{message}"):
-            linear_attention(**args | {name: wrong}, **options)
-
-    for dtype in (torch.int64, torch.bool, torch.complex128):
-        refused(args[name].to(dtype), TypeError, f"{name} must have a floating dtype")
-    refused(args[name].tolist(), TypeError, f"{name} must be a torch tensor, got list")
-    refused(args[name].numpy(), TypeError, f"{name} must be a torch tensor, got ndarray")
-    other = "k" if name == "q" else name  # the first argument fixes the dtype and the device
-    wrong = args[name].float()
-    refused(wrong, TypeError, f"{other} must have the dtype of q, float")
-    wrong = args[name].to("meta")
-    refused(wrong, ValueError, f"{other} must be on the device of q, ")
-
-
 STATE = draw_state()
 
 
@@ -1047,10 +909,6 @@ STATE = draw_state()
         ({"form": "masked"}, ValueError, "form must be None or one of 'quadratic', 'linear' when"),
         ({"form": "parallel"}, ValueError, "form must be .* got 'parallel'"),
         ({"form": 1, "causal": True}, ValueError, "form must be .* got 1"),
-        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
-        ({"chunk_size": 2.0}, TypeError, "chunk_size must be an integer, got 2.0"),
-        ({"chunk_size": True, "causal": True}, TypeError, "chunk_size must be an integer"),
-        ({"chunk_size": None, "causal": True}, TypeError, "chunk_size must be an integer"),
         ({"initial_state": STATE}, ValueError, "initial_state needs causal=True, got"),
         ({"return_state": True}, ValueError, "return_state needs causal=True, got"),
         ({"feature_map": "elu"}, TypeError, "feature_map must be callable, got str"),
@@ -1063,14 +921,6 @@ def test_options(options, error, message):
         linear_attention(*draw(), **options)
 
 
-@pytest.mark.parametrize("flag", ["causal", "normalize", "return_state"])
-@pytest.mark.parametrize("value", ["no", 1, None, torch.tensor(True)])
-def test_flags_are_true_or_false(flag, value):
-    with pytest.raises(TypeError, match=f"^{flag} must be True or False, got "):
-        linear_attention(*draw(), **{"causal": True, flag: value})
-
-
-@every_form
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -1086,11 +936,30 @@ def test_flags_are_true_or_false(flag, value):
         lambda x: torch.ones(7, 1 + int(x[0, 0] > 0)),  # another width for q than for k
     ],
 )
-def test_feature_maps_that_do_not_fit(causal, form, wrong):
+def test_feature_maps_that_do_not_fit(wrong):
     q, k, v = draw()
     q[0, 0], k[0, 0] = 1, -1
-    with pytest.raises(ValueError, match="^feature_map must "):
-        linear_attention(q, k, v, feature_map=wrong, causal=causal, form=form)
+    for causal in (False, True):
+        with pytest.raises(ValueError, match="^feature_map must "):
+            linear_attention(q, k, v, feature_map=wrong, causal=causal)
+
+
+@every_causal_form
+@pytest.mark.parametrize("feature_map", [elu_plus_one, widen])
+def test_a_state_is_as_wide_as_the_features(form, feature_map):
+    C = 7 if feature_map is widen else 3
+    options = {"feature_map": feature_map, "causal": True, "form": form}
+    linear_attention(*draw(), initial_state=draw_state(C), **options)
+    message = f"^S of initial_state must have the width C, {C}, got 4"
+    with pytest.raises(ValueError, match=message):
+        linear_attention(*draw(), initial_state=draw_state(4), **options)
+
+
+def test_causal_attention_needs_as_many_queries_as_keys():
+    q, k, v = draw()
+    linear_attention(q[:5], k, v)
+    with pytest.raises(ValueError, match="^q must have the length of k when causal=True, 7, got 5"):
+        linear_attention(q[:5], k, v, causal=True)
 
 
 def test_a_feature_map_that_does_not_fit_is_described():
@@ -1103,9 +972,9 @@ def test_a_feature_map_that_does_not_fit_is_described():
         linear_attention(q, k, v, feature_map=lambda x: x.sum(dim=-1))
 
 
-@every_form
 @every_dtype
-def test_feature_maps_are_given_and_cast_to_the_accumulation_dtype(causal, form, dtype):
+@pytest.mark.parametrize("causal", [False, True])
+def test_feature_maps_are_given_and_cast_to_the_accumulation_dtype(causal, dtype):
     q, k, v = draw(dtype=dtype)
     seen = []
 
@@ -1113,108 +982,48 @@ def test_feature_maps_are_given_and_cast_to_the_accumulation_dtype(causal, form,
         seen.append(x.dtype)
         return x.double().square()
 
-    out = linear_attention(q, k, v, feature_map=phi, causal=causal, form=form)
+    out = linear_attention(q, k, v, feature_map=phi, causal=causal)
     assert seen == [kept(dtype)] * 2
-    expected = linear_attention(q, k, v, feature_map=torch.square, causal=causal, form=form)
+    expected = linear_attention(q, k, v, feature_map=torch.square, causal=causal)
     assert_close(out, expected, 2 * TOLERANCE[dtype], dtype)
-
-
-def test_shapes_that_do_not_fit():
-    q, k, v = draw()
-    for causal in (False, True):
-        for wrong, message in (
-            ((q[0], k, v), r"q must have shape \(\.\.\., N, D\), got \(3,\)"),
-            ((q, k[0], v), r"k must have shape \(\.\.\., N, D\), got \(3,\)"),
-            ((q, k, v[0]), r"v must have shape \(\.\.\., N, M\), got \(4,\)"),
-            ((q, k[:, :2], v), "k must have the width of q, 3, got 2"),
-            ((q, k, v[:5]), "v must have the length of k, 7, got 5"),
-            ((q.expand(2, 7, 3), k.expand(3, 7, 3), v), "the leading dimensions of q and k must"),
-            ((q.expand(2, 7, 3), k, v.expand(3, 7, 4)), "the leading dimensions of q, k and v mu"),
-        ):
-            with pytest.raises(ValueError, match="^" + message):
-                linear_attention(*wrong, causal=causal)
-    linear_attention(q[:5], k, v)
-    with pytest.raises(ValueError, match="^q must have the length of k when causal=True, 7, got 5"):
-        linear_attention(q[:5], k, v, causal=True)
-
-
-@every_causal_form
-@pytest.mark.parametrize(
-    ("state", "error", "message"),
-    [
-        (tuple(STATE), TypeError, "initial_state must be a LinearAttentionState, got tuple"),
-        (STATE.S, TypeError, "initial_state must be a LinearAttentionState, got Tensor"),
-        (numpy_state(STATE), TypeError, "initial_state must be a LinearAttentionState, got Linea"),
-        (draw_state(4, 3), ValueError, "S of initial_state must have the width C .*, 3, got 4"),
-        (draw_state(3, 5), ValueError, "S of initial_state must have the width M .*, 4, got 5"),
-        (STATE._replace(z=STATE.z[:2]), ValueError, "z of initial_state must have the width C"),
-        (STATE._replace(z=STATE.z[0]), ValueError, "z of initial_state must have shape"),
-        (STATE._replace(S=STATE.z), ValueError, "S of initial_state must have shape"),
-        (STATE._replace(S=[[1.0]]), TypeError, "S of initial_state must be a torch tensor"),
-        (STATE._replace(z=STATE.z.int()), TypeError, "z of initial_state must have a floating"),
-        (STATE._replace(z=STATE.z.float()), TypeError, "z of initial_state must have the dtype"),
-        (draw_state(dtype=torch.float32), TypeError, "S of initial_state must have dtype float64"),
-        (draw_state(leading=(3,)), ValueError, "the leading dimensions of k, v, S and z must"),
-        (STATE._replace(z=STATE.z.to("meta")), ValueError, "z of initial_state must be on the de"),
-        (
-            LinearAttentionState(*(x.to("meta") for x in STATE)),
-            ValueError,
-            "S of initial_state must be on the device of v, cpu, got meta",
-        ),
-    ],
-)
-def test_states_that_do_not_fit(form, state, error, message):
-    q, k, v = draw(leading=((2,), (2,), (2,)))
-    with pytest.raises(error, match="^" + message):
-        linear_attention(q, k, v, causal=True, form=form, initial_state=state)
-
-
-@every_causal_form
-def test_queries_that_do_not_fit_the_state(form):
-    options = {"causal": True, "form": form}
-    q, k, v = draw(leading=((2,), (), ()))
-    with pytest.raises(ValueError, match="^the leading dimensions of q and initial_state must"):
-        linear_attention(q, k, v, initial_state=draw_state(leading=(3,)), **options)
-    for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
-        half = [x.to(dtype) for x in (q, k, v)]
-        with pytest.raises(
-            TypeError, match=f"^S of initial_state must have dtype {name} or float32, got float64"
-        ):
-            linear_attention(*half, initial_state=STATE, **options)
 
 
 def test_states_refuse():
     k, v = torch.ones(3, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
-    far = k.to("meta")
+    far, several = k.to("meta"), LinearAttentionState.zeros(3, 4, (2,), torch.float64)
     for call, error, message in (
-        (lambda: STATE.write(v, v), ValueError, "S of the state must have the width C"),
-        (lambda: STATE.write(k, k), ValueError, "S of the state must have the width M"),
-        (lambda: STATE.read(v), ValueError, "S of the state must have the width C"),
+        (
+            lambda: STATE.write(v, v),
+            ValueError,
+            r"S of the state must have shape .*4, 4\), got \(3, 4\)",
+        ),
+        (
+            lambda: STATE.write(k, k),
+            ValueError,
+            r"S of the state must have shape .*3, 3\), got \(3, 4\)",
+        ),
+        (
+            lambda: STATE.read(v),
+            ValueError,
+            r"S of the state must have shape .*4, 4\), got \(3, 4\)",
+        ),
         (lambda: STATE.write([1.0], v), TypeError, "k must be a torch tensor"),
-        (lambda: STATE.write(k, v.int()), TypeError, "v must have a floating dtype"),
         (lambda: STATE.write(k.float(), v), TypeError, "v must have the dtype of k, float32"),
         (lambda: STATE.write(k[0], v), ValueError, r"k must have shape \(\.\.\., C\)"),
-        (lambda: STATE.write(k, v[0]), ValueError, r"v must have shape \(\.\.\., M\)"),
         (lambda: STATE.write(far, v), ValueError, "v must be on the device of k, meta, got cpu"),
         (lambda: STATE.read(k.float()), TypeError, "S of the state must have dtype float32"),
-        (lambda: STATE.read(k > 0), TypeError, "q must have a floating dtype"),
-        (lambda: STATE.read(k[0]), ValueError, r"q must have shape \(\.\.\., C\)"),
-        (lambda: STATE.read(far), ValueError, "S of the state must be on the device of q, meta"),
+        (lambda: STATE.read(far), ValueError, "S of the state must be on the device of q"),
         (lambda: STATE.read(k, normalize=0), TypeError, "normalize must be True or False, got 0"),
         (lambda: LinearAttentionState([[1.0]], k).read(k), TypeError, "S of the state must be a"),
+        (
+            lambda: several.write(k.expand(5, 3), v),
+            ValueError,
+            "the leading dimensions of k, v, S of",
+        ),
         (lambda: LinearAttentionState.zeros(-1, 2), ValueError, "C must be at least 0, got -1"),
         (lambda: LinearAttentionState.zeros(1, 2.0), TypeError, "M must be an integer"),
         (lambda: LinearAttentionState.zeros(1, 2, 5), TypeError, "batch_shape must be a tuple"),
-        (
-            lambda: LinearAttentionState.zeros(1, 2, dtype=torch.int32),
-            TypeError,
-            "dtype must have a floating dtype",
-        ),
+        (lambda: LinearAttentionState.zeros(1, 2, dtype=torch.int32), TypeError, "dtype must have"),
     ):
         with pytest.raises(error, match="^" + message):
             call()
-    several = LinearAttentionState.zeros(3, 4, (2,), torch.float64)
-    with pytest.raises(ValueError, match="^the leading dimensions of k, v, S and z must broad"):
-        several.write(k.expand(5, 3), v)
-    with pytest.raises(ValueError, match="^the leading dimensions of q, S and z must broadcast"):
-        several.read(k.expand(5, 3))

@@ -1,7 +1,5 @@
 """The sublayers of RWKV-4 in torch: against NumPy in float64, and under all that torch adds."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -93,75 +91,3 @@ def test_a_split_carries_the_last_input_and_the_memory(cut):
     first, state = time_mix(head, *time, last=last, return_state=True)
     second = time_mix(tail, *time, last=between, initial_state=state)
     assert_close(torch.cat([first, second], dim=1), time_mix(x, *time, last=last))
-
-
-def test_gradcheck():
-    x, last, time, channel = draw(3, N=3, F=2, D=2, leading=((2,), ()))
-    inputs = [a.requires_grad_() for a in (x, last, *time)]
-    assert torch.autograd.gradcheck(lambda x, last, *rest: time_mix(x, *rest, last=last), inputs)
-    inputs = [a.requires_grad_() for a in (x, last, *channel)]
-    assert torch.autograd.gradcheck(lambda x, last, *rest: channel_mix(x, *rest, last=last), inputs)
-
-
-def test_vmap_and_func():
-    x, last, time, channel = draw(4, leading=((4,), (4,)))
-    for function, rest in ((time_mix, time), (channel_mix, channel)):
-        expected = function(x, *rest, last=last)
-        each = torch.func.vmap(lambda x, last, f=function, rest=rest: f(x, *rest, last=last))
-        assert_close(each(x, last), expected)
-
-        def loss(x, f=function, rest=rest):
-            return f(x, *rest).square().sum()
-
-        leaf = x.clone().requires_grad_()
-        (wanted,) = torch.autograd.grad(loss(leaf), leaf)
-        assert_close(torch.func.grad(loss)(x), wanted)
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compile():
-    torch.compiler.reset()
-    x, last, time, channel = draw(5)
-    for function, rest in ((time_mix, time), (channel_mix, channel)):
-        compiled = torch.compile(function, fullgraph=True, backend="eager")
-        assert_close(compiled(x, *rest, last=last), function(x, *rest, last=last))
-
-
-def test_autocast_changes_nothing():
-    x, last, time, channel = draw(6, dtype=torch.float32)
-    for function, rest in ((time_mix, time), (channel_mix, channel)):
-        expected = function(x, *rest, last=last)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(function(x, *rest, last=last), expected)
-
-
-def refuses(error, message):
-    return pytest.raises(error, match="^" + re.escape(message))
-
-
-def test_what_is_refused():
-    x, last, time, channel = draw(7)
-    calls = (
-        lambda x, last: token_shift(x, time[0], last),
-        lambda x, last: channel_mix(x, *channel, last=last),
-        lambda x, last: time_mix(x, *time, last=last),
-    )
-    for call in calls:
-        with refuses(TypeError, "x must be a torch tensor, got ndarray."):
-            call(x.numpy(), None)
-        with refuses(TypeError, "last must have the dtype of x, float64, got float32."):
-            call(x, last.float())
-        with refuses(ValueError, "last must be on the device of x, cpu, got meta."):
-            call(x, last.to("meta"))
-        with refuses(ValueError, "last must have shape (..., F), (..., 3), got (2,)."):
-            call(x, last[1:])
-    with refuses(ValueError, "mix must have shape (F), got (1, 3)."):
-        token_shift(x, time[0][None])
-    with refuses(ValueError, "W_v must have shape (..., C, F), (..., 9, 3), got (8, 3)."):
-        channel_mix(x, *channel[:3], channel[3][1:], channel[4])
-    with refuses(ValueError, "W_o must have shape (..., D, F), (..., 4, 3), got (4, 2)."):
-        time_mix(x, *time[:6], time[6][:, 1:], *time[7:])
-    with refuses(ValueError, "decay must be positive and finite, got 0.0."):
-        time_mix(x, *time[:7], 0 * time[7], time[8])
-    with refuses(TypeError, "initial_state must be a WKVState, got Tensor."):
-        time_mix(x, *time, initial_state=last)

@@ -1,12 +1,16 @@
-"""The engines on which the models with decay, gates and the delta rule run.
+"""The engines on which everything with a memory runs.
 
+`linear`
+    A memory that adds, of features: S_t = S_{t-1} + φ(k_t) v_tᵀ, read as a mean.
 `additive`
     A memory that decays and adds: S_t = diag(a_t) S_{t-1} + k_t v_tᵀ.
 `delta`
     A memory that decays and corrects: S_t = a_t (I - β_t k_t k_tᵀ) S_{t-1} + β_t k_t v_tᵀ.
-`scan`
+`selective`
     A memory that decays entry by entry, as Mamba's: h_t = exp(Δ_t A) ∘ h_{t-1} + (Δ_t ∘ x_t) B_tᵀ.
+`fading`
+    A mean that fades, channel by channel, as WKV: a_t = exp(-w) a_{t-1} + exp(k_t) v_t over the
+    same sum without v.
 
-The first two have a recurrent and a chunkwise form. A model says what it feeds its engine, and
-nothing else.
+An operator says what it feeds its engine, and nothing else.
 """

@@ -1,4 +1,4 @@
-"""What both engines do with chunks and with logarithms of decays.
+"""What `additive` and `delta` do with chunks and with logarithms of decays.
 
 Only sums of decay logs over a segment are ever formed, never a difference of two cumulative sums:
 a sum of terms ≤ 0 keeps its digits, its exp cannot overflow, and -inf stays -inf.

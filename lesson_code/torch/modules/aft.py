@@ -44,5 +44,5 @@ class AFTSimple(Mixer):
         q, k, v = accumulate(self.query(x), self.key(x), self.value(x))
         state = begin(state, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):
-            mean, state = fading(None, k, v, 0, 0, state)  # neither decay nor bonus
-        return self.output((q.sigmoid() * mean).to(self.output.weight.dtype)), WKVState(*state)
+            mean, last = fading(None, k, v, 0, 0, state)  # neither decay nor bonus
+        return self.output((q.sigmoid() * mean).to(self.output.weight.dtype)), WKVState(*last)

@@ -119,9 +119,9 @@ class RWKV4TimeMix(Mixer):
         r, k, v, log_rate, bonus = accumulate(r, k, v, self.log_rate, self.bonus)
         memory = begin(memory, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):
-            read, memory = fading(None, k, v, log_rate.exp(), bonus, memory)
+            read, after = fading(None, k, v, log_rate.exp(), bonus, memory)
         y = self.output((r.sigmoid() * read).to(self.output.weight.dtype))
-        return y, RWKV4State(last, *memory)
+        return y, RWKV4State(last, *after)
 
 
 class RWKV4ChannelMix(Mixer):
