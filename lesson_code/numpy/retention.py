@@ -58,7 +58,7 @@ def retention(
            [ 30. ,  40. ],
            [117.5, 145. ]])
     """
-    S, out, gamma = initial_state, [], decay[..., None, None]
+    S, out, gamma = initial_state, [], np.asarray(decay)[..., None, None]
     if form == "recurrent":
         for q_t, k_t, v_t in tokens(q, k, v):
             S = gamma * S + outer(k_t, v_t)

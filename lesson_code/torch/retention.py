@@ -40,7 +40,8 @@ def retention(
             [ 30.0000,  40.0000],
             [117.5000, 145.0000]])
     """
-    log_decay = decay.log()[..., None, None].expand(*decay.shape, k.shape[-2], 1)
+    log_decay = torch.as_tensor(decay).log()[..., None, None]
+    log_decay = log_decay.expand(*log_decay.shape[:-2], k.shape[-2], 1)
     return additive(form, q, k, v, log_decay, initial_state, chunk_size=chunk_size)
 
 
