@@ -29,7 +29,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -54,10 +54,9 @@ OPERATOR = re.compile("|".join(re.escape(s) for s in sorted(SWAPS, key=len, reve
 
 @dataclass(frozen=True)
 class Change:
-    """Characters `start` to `end` of a file's bytes become `new`, in lines `first` to `line`."""
+    """In a file, in a line, the bytes from `start` to `end` become `new`."""
 
     file: str
-    first: int
     line: int
     start: int
     end: int
@@ -82,20 +81,19 @@ class Places:
         self.file, self.source = file, Path(file).read_bytes()
         self.lines = [0, *(m.end() for m in re.finditer(b"\n", self.source))]
         self.found: list[list[Change]] = []
-        self._visit(ast.parse(self.source), 1)
+        self._visit(ast.parse(self.source))
 
-    def _visit(self, node: ast.AST, first: int) -> None:
+    def _visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.Raise | ast.JoinedStr):  # what an error says
             return
         if isinstance(node, ast.keyword) and node.arg == "copy":  # copy=False saves time, no more
             return
-        first = node.lineno if isinstance(node, ast.stmt) else first  # of the statement around it
-        if changes := [Change(self.file, first, node.lineno, *c) for c in self._changes(node)]:
+        if changes := [Change(self.file, node.lineno, *change) for change in self._changes(node)]:
             self.found.append(changes)
         for name, value in ast.iter_fields(node):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and name not in ("annotation", "returns"):
-                    self._visit(child, first)
+                    self._visit(child)
 
     def _changes(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
         match node:
@@ -190,8 +188,7 @@ class Watch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed += [report.nodeid] * report.failed
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.failed += [report.nodeid] * report.failed
+    pytest_collectreport = pytest_runtest_logreport
 
 
 def run_pytest(watch: Watch, *arguments: str) -> list[str]:
@@ -235,12 +232,8 @@ def record(data_file: str, changes: list[Change]) -> None:
 def passing_through(change: Change, data: CoverageData) -> set[str]:
     """The tests that run the changed line; those of the whole file if it runs in an import."""
     tests = data.contexts_by_lineno(change.file)
-
-    def run(lines: Iterable[int]) -> set[str]:
-        return {test for line in lines for test in tests.get(line, [])}
-
-    found = run([change.line]) or run(range(change.first, change.line))
-    return (run(tests) if found == {""} else found) - {""}
+    found = set(tests.get(change.line, []))
+    return (set().union(*tests.values()) if found == {""} else found) - {""}
 
 
 def try_out(change: Change, data: CoverageData, when: int) -> list[str]:
@@ -293,6 +286,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as copy, contextlib.chdir(copy):
         shutil.copytree(tree, copy, ignore=IGNORED, dirs_exist_ok=True)
         os.environ |= {"PYTHONPATH": copy, "OMP_NUM_THREADS": "1"}
+        os.environ["CI"] = "1"  # so that hypothesis draws the same each time, and keeps nothing
         for module in PRELOAD:
             with contextlib.suppress(ImportError):
                 import_module(module)
