@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tools import mutate
+from changes import Places, draw
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = [sys.executable, "-c", "from tools import mutate; mutate.PRELOAD = []; mutate.main()"]
+RUN = [sys.executable, "-c", "import mutate; mutate.PRELOAD = []; mutate.main()"]
 CODE = '''\
 def larger(a, b):
     """
@@ -39,7 +38,7 @@ def changed(tmp_path: Path, source: str) -> set[str]:
     """The lines that a line can become."""
     file = tmp_path / "code.py"
     file.write_text(source, encoding="utf-8")
-    changes = sum(mutate.Places(str(file)).found, [])
+    changes = sum(Places(str(file)).found, [])
     return {change.apply(source.encode()).decode() for change in changes}
 
 
@@ -76,15 +75,15 @@ def test_what_stays(tmp_path: Path) -> None:
 
 def test_every_change_of_the_package_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    for change in mutate.draw(["lesson_code"], 200, seed=0):
+    for change in draw(["lesson_code"], 200, seed=0):
         source = Path(change.file).read_bytes()
         assert ast.dump(ast.parse(change.apply(source))) != ast.dump(ast.parse(source))
 
 
 def test_a_smaller_count_gives_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    some, more = (mutate.draw(["lesson_code/numpy"], n, seed=3) for n in (5, 9))
-    assert some == more[:5] != mutate.draw(["lesson_code/numpy"], 5, seed=4)
+    some, more = (draw(["lesson_code/numpy"], n, seed=3) for n in (5, 9))
+    assert some == more[:5] != draw(["lesson_code/numpy"], 5, seed=4)
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def small(tmp_path: Path) -> Path:
 
 def run(tree: Path) -> subprocess.CompletedProcess[str]:
     command = [*RUN, "10", "small", "--log", "log.jsonl"]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    environment = {"PYTHONPATH": str(ROOT / "tools"), "PATH": ""}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
 
 
