@@ -77,8 +77,9 @@ def run_pytest(watch: Watch, *arguments: str) -> list[str]:
     receive, send = get_context("fork").Pipe(duplex=False)
 
     def child() -> None:
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        if not watch.coverage:
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         with watch.coverage.collect() if watch.coverage else contextlib.nullcontext():
             code = pytest.main([*QUICK, *arguments], plugins=[watch])
         if watch.coverage:
@@ -99,15 +100,17 @@ def run_pytest(watch: Watch, *arguments: str) -> list[str]:
         process.join()
 
 
-def record(data_file: str, changes: list[Change]) -> None:
+def record(data_file: Path, changes: list[Change]) -> None:
     """Note which test passes through which line. All of them must pass."""
+    unfinished = data_file.with_suffix(".unfinished")
+    unfinished.unlink(missing_ok=True)
     files = dict.fromkeys(f for change in changes for part in tests_of(change.file) for f in part)
     package = Path(changes[0].file).parts[0]
-    coverage = Coverage(data_file=data_file, source=[package], config_file=False)
+    coverage = Coverage(data_file=unfinished, source=[package], config_file=False)
     coverage.set_option("run:relative_files", True)
     if failed := run_pytest(Watch(coverage=coverage), *files):
-        Path(data_file).unlink(missing_ok=True)
         sys.exit("\n".join(["These tests fail without any change:", *failed]))
+    unfinished.rename(data_file)
 
 
 def passing_through(change: Change, data: CoverageData) -> set[str]:
@@ -171,9 +174,9 @@ def main() -> None:
         for module in PRELOAD:
             with contextlib.suppress(ImportError):
                 import_module(module)
-        data = CoverageData(str(log.with_suffix(".coverage")))
-        if not Path(data.data_filename()).exists():
-            record(data.data_filename(), changes)
+        if not (recorded := log.with_suffix(".coverage")).exists():
+            record(recorded, changes)
+        data = CoverageData(str(recorded))
         data.read()
         for number in range(len(results), len(changes)):
             failed = try_out(changes[number], data, when=number)
