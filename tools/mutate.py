@@ -34,6 +34,7 @@ from changes import Change, draw
 from coverage import Coverage, CoverageData
 
 GENERAL = ["operators", "identities", "arguments", "signatures"]  # what all models have in common
+SLOW = "modules"  # they compile, which is slow while lines are noted: for changes there alone
 PRELOAD = ["hypothesis.extra.numpy", "torch._dynamo", "torch.func"]  # what takes seconds to import
 QUICK = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 IGNORED = shutil.ignore_patterns(".*", "_build", "__pycache__")
@@ -46,8 +47,9 @@ def tests_of(file: str) -> tuple[list[str], list[str]]:
     folders = [Path("tests", *path.parts[1:depth]) for depth in range(len(path.parts) - 1, 1, -1)]
     own = [path, Path("tests", *path.parts[1:-1], f"test_{path.stem.strip('_')}.py")]
     around = [Path("tests", f"test_{name}.py") for name in GENERAL]
-    around += [found for folder in folders for found in sorted(folder.glob("test_*.py"))]
-    around += [found for folder in folders for found in sorted(folder.rglob("test_*.py"))]
+    for folder in folders:
+        found = sorted(folder.rglob("test_*.py"))
+        around += [p for p in found if SLOW not in p.relative_to(folder).parts]
     own = [str(p) for p in own if p.exists()]
     return own, [f for f in dict.fromkeys(map(str, around)) if Path(f).exists() and f not in own]
 
