@@ -33,7 +33,8 @@ import pytest
 from changes import Change, draw
 from coverage import Coverage, CoverageData
 
-GENERAL = ["operators", "identities", "arguments", "signatures"]  # what all models have in common
+GENERAL = ["signatures", "operators", "identities", "arguments"]  # what all models have in common
+SIGNATURES = "tests/test_signatures.py"
 SLOW = "modules"  # they compile, which is slow while lines are noted: for changes there alone
 PRELOAD = ["hypothesis.extra.numpy", "torch._dynamo", "torch.func"]  # what takes seconds to import
 QUICK = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
@@ -54,6 +55,10 @@ def tests_of(file: str) -> tuple[list[str], list[str]]:
     return own, [f for f in dict.fromkeys(map(str, around)) if Path(f).exists() and f not in own]
 
 
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
 class Watch:
     """A plugin of pytest: runs the `chosen` tests, all by default, and notes which of them fail."""
 
@@ -61,7 +66,8 @@ class Watch:
         self.chosen, self.coverage, self.failed = chosen, coverage, []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [i for i in items if self.chosen is None or i.nodeid in self.chosen]
+        if self.chosen is not None:
+            items[:] = [i for i in items if {i.nodeid, file_of(i.nodeid)} & self.chosen]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         signal.alarm(LIMIT)  # nobody handles it, so that it ends the process
@@ -116,10 +122,12 @@ def record(data_file: Path, changes: list[Change]) -> None:
 
 
 def passing_through(change: Change, data: CoverageData) -> set[str]:
-    """The tests that run the changed line; those of the whole file if it runs in an import."""
+    """The tests that run the changed line; if an import runs it, those that use the file."""
     tests = data.contexts_by_lineno(change.file)
     found = set(tests.get(change.line, []))
-    return (set().union(*tests.values()) if found == {""} else found) - {""}
+    if found == {""}:
+        found = {SIGNATURES}.union(*tests.values())  # looks at defaults, runs nothing
+    return found - {""}
 
 
 def try_out(change: Change, data: CoverageData, when: int) -> list[str]:
@@ -134,7 +142,7 @@ def try_out(change: Change, data: CoverageData, when: int) -> list[str]:
         if not chosen:  # perhaps another process runs it, or a compiler
             return run_pytest(Watch(), "-x", *own)
         for files in (own, around):
-            files = [f for f in files if any(test.startswith(f"{f}::") for test in chosen)]
+            files = [f for f in files if f in map(file_of, chosen)]
             if files and (failed := run_pytest(Watch(chosen), "-x", *files)):
                 return failed
         return []
