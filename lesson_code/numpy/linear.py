@@ -1,7 +1,7 @@
 """Linear attention in every form, and the state that they share."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -42,8 +42,8 @@ class LinearAttentionState(NamedTuple):
     array([20., 30.])
     """
 
-    S: Any
-    z: Any
+    S: Array
+    z: Array
 
     @classmethod
     def zeros(
@@ -146,7 +146,7 @@ class LinearAttentionState(NamedTuple):
         return out.astype(dtype, copy=False)
 
 
-@operator("Nq D, N D, N M -> Nq M", state=LinearAttentionState("C M", "C"), reads="q")
+@operator("Nq D, N D, N M -> Nq M", state=LinearAttentionState._make(("C M", "C")), reads="q")
 def linear_attention(
     q: Array,
     k: Array,

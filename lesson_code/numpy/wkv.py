@@ -1,6 +1,6 @@
 """WKV, the memory of RWKV-4: a mean of the values in which the past fades, channel by channel."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,15 +30,15 @@ class WKVState(NamedTuple):
         Largest exponent of the weights.
     """
 
-    numerator: Any
-    denominator: Any
-    maximum: Any
+    numerator: Array
+    denominator: Array
+    maximum: Array
 
 
 @operator(
     "N D, N D, (D), (D) -> N D",
-    state=WKVState("D", "D", "D"),
-    empty=WKVState(0, 0, EMPTY),
+    state=WKVState._make(("D", "D", "D")),
+    empty=WKVState._make((0, 0, EMPTY)),
     forms=("recurrent", "parallel"),
     decay="positive and finite",
 )

@@ -8,7 +8,7 @@ weights: `forward`, `step` and `initial_state`.
 
 import torch
 
-from lesson_code.torch import distributed
+from lesson_code.torch import distributed, modules
 from lesson_code.torch.aft import aft_full, aft_simple
 from lesson_code.torch.delta import delta_rule, gated_delta_rule
 from lesson_code.torch.feature_maps import (
@@ -24,34 +24,7 @@ from lesson_code.torch.gated import gated_linear_attention
 from lesson_code.torch.linear import LinearAttentionState, linear_attention
 from lesson_code.torch.logistics import draw_logistic_mixture, logistic_mixture
 from lesson_code.torch.mamba import selective_scan, state_space_dual
-from lesson_code.torch.modules import (
-    AFTSimple,
-    DeltaNet,
-    DeltaNetState,
-    GatedDeltaNet,
-    GatedLinearAttention,
-    ImageModel,
-    ImageState,
-    KVCache,
-    LanguageModel,
-    LinearAttention,
-    LinearTransformerLayer,
-    Mixer,
-    Retention,
-    RetentionState,
-    RWKV4Block,
-    RWKV4BlockState,
-    RWKV4ChannelMix,
-    RWKV4State,
-    RWKV4TimeMix,
-    RWKV6State,
-    RWKV6TimeMix,
-    SelectiveSSM,
-    SelectiveSSMState,
-    SoftmaxAttention,
-    StateSpaceDual,
-    StateSpaceDualState,
-)
+from lesson_code.torch.modules import *  # noqa: F403
 from lesson_code.torch.retention import retention, retention_decays
 from lesson_code.torch.rwkv4 import channel_mix, time_mix, token_shift
 from lesson_code.torch.rwkv6 import rwkv6
@@ -65,51 +38,9 @@ from lesson_code.torch.softmax import (
 )
 from lesson_code.torch.wkv import WKVState, wkv
 
-# A state is a tuple of tensors, which torch.load may read.
-torch.serialization.add_safe_globals(
-    [
-        DeltaNetState,
-        ImageState,
-        KVCache,
-        LinearAttentionState,
-        RWKV4BlockState,
-        RWKV4State,
-        RWKV6State,
-        RetentionState,
-        SelectiveSSMState,
-        StateSpaceDualState,
-        WKVState,
-    ]
-)
-
 __all__ = [
-    "AFTSimple",
-    "DeltaNet",
-    "DeltaNetState",
-    "GatedDeltaNet",
-    "GatedLinearAttention",
-    "ImageModel",
-    "ImageState",
-    "KVCache",
-    "LanguageModel",
-    "LinearAttention",
+    *modules.__all__,
     "LinearAttentionState",
-    "LinearTransformerLayer",
-    "Mixer",
-    "RWKV4Block",
-    "RWKV4BlockState",
-    "RWKV4ChannelMix",
-    "RWKV4State",
-    "RWKV4TimeMix",
-    "RWKV6State",
-    "RWKV6TimeMix",
-    "Retention",
-    "RetentionState",
-    "SelectiveSSM",
-    "SelectiveSSMState",
-    "SoftmaxAttention",
-    "StateSpaceDual",
-    "StateSpaceDualState",
     "WKVState",
     "aft_full",
     "aft_simple",
@@ -143,3 +74,8 @@ __all__ = [
     "token_shift",
     "wkv",
 ]
+
+# A state is a tuple of tensors, which torch.load may read.
+torch.serialization.add_safe_globals(
+    [x for x in map(globals().get, __all__) if isinstance(x, type) and issubclass(x, tuple)]
+)

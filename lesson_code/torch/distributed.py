@@ -198,18 +198,18 @@ def linear_attention(
         arguments = held(linear.linear_attention, q, k, v, **flags, **options)
         if not causal:
             _arguments.check_form(form, ("linear",), f" across ranks when {causal=}")
-        linear._check_causal(q, k, causal, form, initial_state, return_state)
+        linear.check_causal(q, k, causal, form, initial_state, return_state)
         chunk_size = arguments["chunk_size"]
-        on_kernels = linear._on_kernels(backend, causal, form)
+        on_kernels = linear.on_kernels(backend, causal, form)
         dtype, given_v = q.dtype, v
         with full_precision(q):
             q, k, v = accumulate(q, k, v)
-            q, k = (linear._features(feature_map, x) for x in (q, k))
+            q, k = (linear.features(feature_map, x) for x in (q, k))
             if on_kernels:  # which read features in half precision
                 q, k = q.to(dtype), k.to(dtype)
             width = "one width C for q and k"
             _arguments.check_size("feature_map", k.shape[-1], width, q.shape[-1])
-            S, z = linear._first_state(k, v, arguments["initial_state"])
+            S, z = linear.first_state(k, v, arguments["initial_state"])
             S = torch.cat([S, z[..., None]], dim=-1)  # (..., C, M + 1)
         exchange.announce((q, k, v), S, dtype=dtype, M=v.shape[-1], **flags)
 
@@ -218,7 +218,7 @@ def linear_attention(
         sent = exchange.send(S + k.to(S.dtype).mT @ values)
         if on_kernels:
             before, last = exchange.receive(sent)
-            out = linear._by_kernels(q, k, given_v, identity, normalize, _state(S + before), False)
+            out = linear.by_kernels(q, k, given_v, identity, normalize, _state(S + before), False)
         else:
             inside = _inside(form, chunk_size, q, k, values, S) if causal else 0
             before, last = exchange.receive(sent)

@@ -1,7 +1,7 @@
 """Linear attention in every form, and the state that they share."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +18,7 @@ from lesson_code.torch.precision import accumulate, full_precision
 class LinearAttentionState(NamedTuple):
     r"""What linear attention remembers: the memory S and the normalizer z.
 
-    As :class:`lesson_code.numpy.LinearAttentionState`.
-
-    Parameters
-    ----------
-    S : tensor, shape (..., C, M)
-        Memory.
-    z : tensor, shape (..., C)
-        Normalizer.
+    As :class:`lesson_code.numpy.LinearAttentionState`: S is (..., C, M), z is (..., C).
 
     Examples
     --------
@@ -39,8 +32,8 @@ class LinearAttentionState(NamedTuple):
     tensor([20., 30.])
     """
 
-    S: Any
-    z: Any
+    S: Tensor
+    z: Tensor
 
     @classmethod
     def zeros(
@@ -51,23 +44,9 @@ class LinearAttentionState(NamedTuple):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> "LinearAttentionState":
-        """The empty state, from which every sequence starts.
+        """The empty state, from which every sequence starts, as in NumPy.
 
-        Parameters
-        ----------
-        C, M : int
-            Widths of the features and of the values.
-        batch_shape : tuple of int
-            Leading dimensions.
-        dtype : torch.dtype
-            A floating dtype: float32, or float64 for float64 input.
-        device : torch.device, optional
-            Torch's default device where it is None.
-
-        Returns
-        -------
-        LinearAttentionState
-            S of shape (..., C, M) and z of shape (..., C), all 0, where ... is `batch_shape`.
+        Its dtype is float32 by default; float64 is what float64 input needs.
 
         Examples
         --------
@@ -86,19 +65,7 @@ class LinearAttentionState(NamedTuple):
     def write(self, k: Tensor, v: Tensor) -> "LinearAttentionState":
         r"""Write one token: add :math:`\phi(k) v^\top` to S and :math:`\phi(k)` to z.
 
-        Computes :eq:`eq-write`. This state stays as it is.
-
-        Parameters
-        ----------
-        k : tensor, shape (..., C)
-            Feature-mapped key.
-        v : tensor, shape (..., M)
-            Value.
-
-        Returns
-        -------
-        LinearAttentionState
-            The new state, in the accumulation dtype of `k`. Leading dimensions broadcast.
+        Computes :eq:`eq-write`, as :meth:`lesson_code.numpy.LinearAttentionState.write` does.
 
         Examples
         --------
@@ -115,19 +82,8 @@ class LinearAttentionState(NamedTuple):
     def read(self, q: Tensor, *, normalize: bool = True) -> Tensor:
         r"""Read with one query: :math:`\phi(q)^\top S`, over :math:`\phi(q)^\top z`.
 
-        Computes :eq:`eq-normalized-read`, or :eq:`eq-read` with ``normalize=False``.
-
-        Parameters
-        ----------
-        q : tensor, shape (..., C)
-            Feature-mapped query.
-        normalize : bool
-            Divide by :math:`\phi(q)^\top z`; where that is exactly 0 the output is 0.
-
-        Returns
-        -------
-        tensor, shape (..., M)
-            Output in the dtype of `q`. Leading dimensions broadcast.
+        Computes :eq:`eq-normalized-read`, or :eq:`eq-read` with ``normalize=False``, as
+        :meth:`lesson_code.numpy.LinearAttentionState.read` does.
 
         Examples
         --------
@@ -159,7 +115,10 @@ class LinearAttentionState(NamedTuple):
 
 
 @operator(
-    "Nq D, N D, N M -> Nq M", state=LinearAttentionState("C M", "C"), reads="q", accumulate=False
+    "Nq D, N D, N M -> Nq M",
+    state=LinearAttentionState._make(("C M", "C")),
+    reads="q",
+    accumulate=False,
 )
 def linear_attention(
     q: Tensor,
@@ -218,20 +177,20 @@ def linear_attention(
     tensor([[ 60.,  80.],
             [ 80., 100.]])
     """
-    _check_causal(q, k, causal, form, initial_state, return_state)
-    if _on_kernels(backend, causal, form):
-        return _by_kernels(q, k, v, feature_map, normalize, initial_state, return_state)
+    check_causal(q, k, causal, form, initial_state, return_state)
+    if on_kernels(backend, causal, form):
+        return by_kernels(q, k, v, feature_map, normalize, initial_state, return_state)
     form = form or _fastest_form(q, k, v, causal, chunk_size)
     # "chunkwise" applies the elementwise maps itself, where q and k are in the cache.
     inside = engine.name_of(feature_map) if form == "chunkwise" else None
     if inside is None:
         q, k, v = accumulate(q, k, v)
-        q, k = _features(feature_map, q), _features(feature_map, k)
+        q, k = features(feature_map, q), features(feature_map, k)
         _arguments.check_size("feature_map", k.shape[-1], "one width C for q and k", q.shape[-1])
     if not causal:
         (numerator, denominator), state = GLOBAL[form](q, k, v), None
     else:
-        S, z = _first_state(k, v, initial_state)
+        S, z = first_state(k, v, initial_state)
         if form == "chunkwise":
             options = inside or "identity", normalize, chunk_size
             out, S, z = engine.chunkwise(q, k, v, S, z, *options)
@@ -241,7 +200,7 @@ def linear_attention(
     return (divide(numerator, denominator[..., None]) if normalize else numerator), state
 
 
-def _on_kernels(backend, causal, form) -> bool:
+def on_kernels(backend, causal, form) -> bool:
     """Whether the CUDA kernels are asked for; an error where they cannot serve."""
     if backend not in (None, "torch", "cupy"):
         raise ValueError(f"backend must be None, 'torch' or 'cupy', got {backend!r}.")
@@ -253,11 +212,11 @@ def _on_kernels(backend, causal, form) -> bool:
     return backend == "cupy"
 
 
-def _by_kernels(q, k, v, feature_map, normalize, initial_state, return_state):
+def by_kernels(q, k, v, feature_map, normalize, initial_state, return_state):
     from lesson_code.cupy import causal_scan
 
     dtype, (q, k) = q.dtype, accumulate(q, k)
-    q, k = (_features(feature_map, x).to(dtype) for x in (q, k))
+    q, k = (features(feature_map, x).to(dtype) for x in (q, k))
     _arguments.check_size("feature_map", k.shape[-1], "one width C for q and k", q.shape[-1])
     return causal_scan(
         q,
@@ -359,23 +318,23 @@ def _prefix_sums(x, dim):
     return x.movedim(0, dim)
 
 
-def _features(feature_map, x):
+def features(feature_map, x):
     """feature_map(x), checked, in the dtype of x: a tensor (..., C)."""
     if not callable(feature_map):
         raise TypeError(f"feature_map must be callable, got {type(feature_map).__name__}.")
     parameters = feature_map.parameters() if isinstance(feature_map, torch.nn.Module) else ()
     own = next(iter(parameters), x)  # a map to train may have weights in half precision
-    features = feature_map(x.to(own.dtype))
-    if not (is_float_tensor(features) and features.ndim and features.shape[:-1] == x.shape[:-1]):
+    mapped = feature_map(x.to(own.dtype))
+    if not (is_float_tensor(mapped) and mapped.ndim and mapped.shape[:-1] == x.shape[:-1]):
         leading = ", ".join(str(size) for size in x.shape[:-1])
         raise ValueError(
             f"feature_map must return a torch tensor of floats of shape ({leading}, C) "
-            f"for an input of shape {tuple(x.shape)}, got {described(features)}."
+            f"for an input of shape {tuple(x.shape)}, got {described(mapped)}."
         )
-    return features.to(x.dtype)
+    return mapped.to(x.dtype)
 
 
-def _first_state(k, v, given):
+def first_state(k, v, given):
     """S and z before the first token, as wide as the features k."""
     if given is not None:
         _arguments.check_size("S of initial_state", given.S.shape[-2], "the width C", k.shape[-1])
@@ -386,7 +345,7 @@ def _first_state(k, v, given):
     return S, S.new_zeros(S.shape[:-1])
 
 
-def _check_causal(q, k, causal, form, initial_state, return_state):
+def check_causal(q, k, causal, form, initial_state, return_state):
     """Refuse what does not go with `causal`: a form, a number of queries, a state."""
     _arguments.check_form(form, FORMS[causal], f" when {causal=}")
     if causal:

@@ -55,8 +55,8 @@ def channel_mix(
 
 @operator(
     "N F, (F), (F), (F), (F D), (F D), (F D), (D F), (D), (D), F -> N F",
-    state=WKVState("D", "D", "D"),
-    empty=WKVState(0, 0, EMPTY),
+    state=WKVState._make(("D", "D", "D")),
+    empty=WKVState._make((0, 0, EMPTY)),
     decay="positive and finite",
 )
 def time_mix(

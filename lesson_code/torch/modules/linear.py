@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from lesson_code import _arguments
 from lesson_code.torch.feature_maps import elu_plus_one
-from lesson_code.torch.linear import LinearAttentionState, _features, linear_attention
+from lesson_code.torch.linear import LinearAttentionState, features, linear_attention
 from lesson_code.torch.modules._parts import check_heads, check_state, feed_forward, split_heads
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
@@ -46,8 +46,8 @@ class _LinearMemory(Mixer):
         maps = self.query, self.key, self.value
         q, k, v = accumulate(*(f(x_t).unflatten(-1, (self.num_heads, -1)) for f in maps))
         with full_precision(q):
-            state = state.write(_features(self.feature_map, k), v)
-            read = state.read(_features(self.feature_map, q), normalize=self.normalize)
+            state = state.write(features(self.feature_map, k), v)
+            read = state.read(features(self.feature_map, q), normalize=self.normalize)
         return self._after_read(read, x_t), state
 
     def _check_state(self, state, B):
