@@ -7,6 +7,7 @@ cannot be found there stands in book/equations.yml. `problems` compares both wit
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -32,6 +33,7 @@ PACKAGES = {
 }
 PRIMARY = next(iter(PACKAGES))
 CITED = re.compile(r":eq:`([\w-]+)`")
+LIKE = re.compile(r"\bas\s+:\w+:`lesson_code\.numpy\.([\w.]+)`")
 
 
 def equations() -> dict[str, Chapter]:
@@ -94,9 +96,14 @@ def public(package: str) -> Iterator[tuple[str, object]]:
 
 
 def cited_by(thing: object) -> list[str]:
-    """The equations that a docstring cites, each once."""
+    """The equations that a docstring cites, and those of the function that it says it is as."""
     own = thing.__doc__ if inspect.isclass(thing) else inspect.getdoc(thing)  # not its base's
-    return list(dict.fromkeys(CITED.findall(own or "")))
+    found = CITED.findall(own or "")
+    for name in LIKE.findall(own or ""):
+        found += cited_by(
+            functools.reduce(getattr, name.split("."), importlib.import_module(PRIMARY))
+        )
+    return list(dict.fromkeys(found))
 
 
 def package_of(function: str) -> str:
