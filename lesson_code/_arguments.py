@@ -81,6 +81,11 @@ class Axes(NamedTuple):
         """The axes of "N D", and those of "(N D)", which stand alone."""
         return cls(tuple(letters_of(text)), text.startswith("("))
 
+    def __str__(self) -> str:
+        if self.letters == ("...",):
+            return "(...)"
+        return _shape([*self.letters] if self.alone else ["...", *self.letters])
+
 
 def letters_of(axes: str) -> list[str]:
     """["N", "D"] of "N D" and of "(N D)"."""

@@ -11,6 +11,7 @@ number of tokens, which is at least 1, and an array whose default is None may be
 """
 
 import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ class Contract:
     """The declaration of an operator, as the decorators of the backends take it."""
 
     def __init__(self, function, axes, state, empty, reads, forms, ranges):
-        self.signature = inspect.signature(function)
+        self.name, self.signature = function.__name__, inspect.signature(function)
         parameters = self.signature.parameters.values()
         self.names = tuple(p.name for p in parameters)
         self.positional = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
@@ -60,6 +61,23 @@ class Contract:
         self._optional = [name for name in self.axes if name in self.defaults]
         self._output = Axes.parse(self.output).letters
         self.parts = _parts(state)  # of the memory
+
+    def documented(self, docstring: str, shapes: bool) -> str:
+        """A docstring with what the declaration says, before its examples."""
+        told = []
+        if shapes:
+            listed = [
+                f"{name} {axes} {self.ranges.get(name, '')}".strip()
+                for name, axes in self._axes.items()
+            ]
+            told.append(f"Shapes and ranges: {', '.join(listed)}.".replace("Nq", "N"))
+        if isinstance(self.state, str):
+            told.append(f"The state is {Axes.parse(self.state)}.")
+        told.append("All else is :ref:`common to all functions <contract>`.")
+        indent = " " * 4
+        notes = textwrap.fill(" ".join(told), 100, initial_indent=indent, subsequent_indent=indent)
+        before, heading, after = docstring.partition(f"{indent}Examples\n")
+        return f"{before}{indent}Notes\n{indent}-----\n{notes}\n\n{heading}{after}"
 
     def hold(self, array_type: type, args: tuple, kwargs: dict) -> Call:
         """The call, after checks of all but the values of arrays."""
@@ -82,7 +100,7 @@ class Contract:
                 _arguments.check_values(name, arrays[name], kind, OUTSIDE[kind](arrays[name]))
 
     def output_shape(self, call: Call) -> tuple[int, ...]:
-        """The shape of the outputs, of letters that are all known."""
+        """The shape of the outputs, where the arrays fix the size of each of its axes."""
         return (*call.leading, *(call.sizes[letter] for letter in self._output))
 
     def first_memory(self, call: Call, make: Callable) -> Any:
@@ -104,7 +122,7 @@ class Contract:
         return made[0] if single else type(self.state)(*made)
 
     def has_no_token(self, call: Call) -> bool:
-        """Whether there is nothing to write and, of as many outputs as tokens, nothing to read."""
+        """Whether the sequence is empty, for an operator with one output for each token."""
         return self._output[0] == "N" and call.sizes["N"] == 0
 
     def _by_name(self, args, kwargs):
@@ -112,7 +130,10 @@ class Contract:
         twice = any(name in kwargs for name in self.names[: len(args)])
         missing = any(name not in values for name in self.names)
         if len(args) > self.positional or twice or missing or len(values) > len(self.names):
-            self.signature.bind(*args, **kwargs)  # says what is wrong
+            try:
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.name}: {error}.") from None
         return values
 
     def _arrays(self, array_type, values):

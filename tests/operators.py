@@ -1,7 +1,8 @@
 """All operators of the package, with arguments drawn from what they declare.
 
 A new operator stands here by itself: its contract says which arrays it takes, of which axes and
-values. Only what a contract cannot say is written down: a callable, or steps of a harmless size.
+values. Only what a contract cannot say is written down: sizes of letters, values of a range, a
+callable, steps of a harmless size, states that must be positive.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def draw_state(name: str, leading=(), seed: int = 1, dtype: str = "float64"):
     parts = type(state)(*map(part, state))
     if name == "linear_attention":  # of features, which are positive
         return parts._replace(z=abs(parts.z) + 1)
-    return parts._replace(denominator=abs(parts.denominator) + 1)
+    if name in ("wkv", "time_mix"):
+        parts = parts._replace(denominator=abs(parts.denominator) + 1)
+    return parts
 
 
 def letters(name, axes):

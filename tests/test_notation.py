@@ -113,8 +113,7 @@ def test_docstrings_write_the_shapes_that_are_declared(name: str) -> None:
     declared = {name: written(axes) for name, axes in function.contract.axes.items()}
     found = documented(function)
     assert found == {name: declared[name] for name in found}
-    told = found or "As in :func:`" in function.__doc__
-    assert told
+    assert found or "As in :func:`" in function.__doc__
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -1,6 +1,6 @@
 """The book's own Sphinx extension. Each part is a file beside this one, and has a function `setup`.
 
-`notebooks.py` is no part of it: it is what authors run.
+What authors run is no part of it: `notebooks.py` and `mutate.py`.
 """
 
 from functools import partial

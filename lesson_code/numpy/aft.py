@@ -29,7 +29,7 @@ def aft_simple(q: Array, k: Array, v: Array, *, causal: bool = False) -> Array:
     Returns
     -------
     array, shape (..., N, D)
-        Outputs; 0 where no position has a weight. The rest is :ref:`common <contract>`.
+        Outputs; 0 where no position has a weight.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def aft_full(q: Array, k: Array, v: Array, position_bias: Array, *, causal: bool
     -------
     array, shape (..., N, D)
         Outputs; 0 where no position has a weight. The exponents of one query at a time are stored,
-        (..., N, D). The rest is :ref:`common <contract>`.
+        (..., N, D).
 
     Examples
     --------

@@ -41,7 +41,7 @@ def delta_rule(
         Step sizes; any number.
     form : str, optional
         "recurrent", the default for a single token, or "chunkwise" (:eq:`eq-delta-chunkwise`; Yang
-        et al., 2024, section 3), for more. The rest is :ref:`common <contract>`.
+        et al., 2024, section 3), for more.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def gated_delta_rule(
         Logarithms g of the decays, at most 0; -inf forgets everything, exactly.
     form : str, optional
         "recurrent", the default for a single token, or "chunkwise"
-        (:eq:`eq-gated-delta-chunkwise`), for more. The rest is :ref:`common <contract>`.
+        (:eq:`eq-gated-delta-chunkwise`), for more.
 
     Examples
     --------

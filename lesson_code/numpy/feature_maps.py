@@ -311,7 +311,7 @@ def positive_random_features(
     seed = _arguments.check_integer("seed", seed, minimum=0)
     _arguments.check_flags(orthogonal=orthogonal)
     rng = np.random.default_rng(seed)
-    rows = _orthogonal_rows(rng, m, dim) if orthogonal else rng.standard_normal((m, dim))
+    rows = orthogonal_rows(rng, m, dim) if orthogonal else rng.standard_normal((m, dim))
 
     def phi(x):
         x = x * dim**-0.25
@@ -325,7 +325,7 @@ def positive_random_features(
     return _FeatureMap(description, dim, m, phi)
 
 
-def _orthogonal_rows(rng, m, dim):
+def orthogonal_rows(rng, m, dim):
     """m rows, each distributed as a Gaussian one, orthogonal within blocks of dim."""
     blocks = -(-m // dim)
     Q, R = np.linalg.qr(rng.standard_normal((blocks, dim, dim)))

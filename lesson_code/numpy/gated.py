@@ -44,7 +44,7 @@ def gated_linear_attention(
         Logarithms g of the gates, in [-inf, 0]; -inf empties a row of the memory, exactly.
     form : str, optional
         "recurrent" (the default), "parallel" (:eq:`eq-gla-parallel`, N·N·D decays) or "chunkwise"
-        (:eq:`eq-gla-chunkwise`, "parallel" inside a chunk). The rest is :ref:`common <contract>`.
+        (:eq:`eq-gla-chunkwise`, "parallel" inside a chunk).
 
     Examples
     --------

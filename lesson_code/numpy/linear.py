@@ -187,7 +187,7 @@ def linear_attention(
         (:eq:`eq-bracket-trick`). With ``causal=True``: "masked" (:eq:`eq-masked-form`), "recurrent"
         (:eq:`eq-recurrence`), "cumsum" (:eq:`eq-cumsum-form`), "scan" (:eq:`eq-scan-operator`;
         Hillis and Steele, 1986) or "chunkwise" (:eq:`eq-chunkwise`; Sun et al., 2023, equation 7).
-        None takes the one of the fewest multiplications. The rest is :ref:`common <contract>`.
+        None takes the one of the fewest multiplications.
 
     Examples
     --------
@@ -225,24 +225,6 @@ def linear_attention(
 # and also returns S and z after the last one.
 
 
-def quadratic(q, k, v):
-    A = q @ k.swapaxes(-1, -2)  # (..., N, N)
-    return A @ v, A.sum(axis=-1)
-
-
-def linear(q, k, v):
-    S = k.swapaxes(-1, -2) @ v  # (..., C, M)
-    z = k.sum(axis=-2)  # (..., C)
-    return q @ S, _dot(q, z)
-
-
-def masked(q, k, v, S, z):
-    A = np.tril(q @ k.swapaxes(-1, -2))  # (..., N, N)
-    numerator = A @ v + q @ S
-    denominator = A.sum(axis=-1) + _dot(q, z)
-    return numerator, denominator, S + k.swapaxes(-1, -2) @ v, z + k.sum(axis=-2)
-
-
 def recurrent(q, k, v, S, z):
     leading = np.broadcast_shapes(q.shape[:-2], S.shape[:-2])
     numerator = np.empty((*leading, *v.shape[-2:]), v.dtype)
@@ -253,6 +235,13 @@ def recurrent(q, k, v, S, z):
         numerator[..., t, :] = recurrence.read(S, q_t)
         denominator[..., t] = (q_t * z).sum(axis=-1)
     return numerator, denominator, S, z
+
+
+def masked(q, k, v, S, z):
+    A = np.tril(q @ k.swapaxes(-1, -2))  # (..., N, N)
+    numerator = A @ v + q @ S
+    denominator = A.sum(axis=-1) + _dot(q, z)
+    return numerator, denominator, S + k.swapaxes(-1, -2) @ v, z + k.sum(axis=-2)
 
 
 def cumsum(q, k, v, S, z):
@@ -274,6 +263,17 @@ def chunkwise(q, k, v, S, z, chunk_size):
     if not numerators:
         return masked(q, k, v, S, z)
     return np.concatenate(numerators, axis=-2), np.concatenate(denominators, axis=-1), S, z
+
+
+def quadratic(q, k, v):
+    A = q @ k.swapaxes(-1, -2)  # (..., N, N)
+    return A @ v, A.sum(axis=-1)
+
+
+def linear(q, k, v):
+    S = k.swapaxes(-1, -2) @ v  # (..., C, M)
+    z = k.sum(axis=-2)  # (..., C)
+    return q @ S, _dot(q, z)
 
 
 GLOBAL = {"quadratic": quadratic, "linear": linear}

@@ -49,7 +49,7 @@ def selective_scan(
         Weight with which x goes past the memory; 0 where it is None.
     form : str, optional
         "recurrent" (the default) or "scan", a prefix scan in log2 N steps (:eq:`eq-scan-operator`;
-        Blelloch, 1990), which stores N states. The rest is :ref:`common <contract>`.
+        Blelloch, 1990), which stores N states.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def state_space_dual(
         Keys and queries.
     form : str, optional
         "recurrent", "parallel" (the masked product) or "chunkwise" (the default: the same inside a
-        chunk, a state between chunks). The rest is :ref:`common <contract>`.
+        chunk, a state between chunks).
 
     Examples
     --------

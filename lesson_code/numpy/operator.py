@@ -1,4 +1,4 @@
-"""The contract of the operators, kept in one place: what happens around each one's mathematics.
+"""What happens around each operator's mathematics.
 
 The body of an operator gets arrays that fit together, in the dtype in which sums are kept, and the
 memory before the first of at least one token. It returns its outputs, and the last memory with
@@ -69,6 +69,7 @@ def operator(
                 out = out.astype(call.dtype, copy=False)
             return (out, memory) if call.values.get("return_state") else out
 
+        run.__doc__ = contract.documented(body.__doc__, shapes=False)
         run.contract = contract  # type: ignore[attr-defined]
         return run
 

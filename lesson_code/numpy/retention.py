@@ -47,7 +47,7 @@ def retention(
         dimensions, shape (H,) for heads, in the dtype of the input or the accumulation dtype.
     form : str, optional
         "recurrent", "parallel" (:eq:`eq-retention-parallel`, all positions at once) or "chunkwise"
-        (the default, :eq:`eq-retention-chunkwise`). The rest is :ref:`common <contract>`.
+        (the default, :eq:`eq-retention-chunkwise`).
 
     Examples
     --------

@@ -27,7 +27,7 @@ def token_shift(x: Array, mix: Array, last: Array | None = None) -> Array:
     Returns
     -------
     array, shape (..., N, F)
-        Mixed inputs. The rest is :ref:`common <contract>`.
+        Mixed inputs.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def channel_mix(
     Returns
     -------
     array, shape (..., N, F)
-        Outputs. The rest is :ref:`common <contract>`.
+        Outputs.
 
     Examples
     --------
@@ -143,7 +143,7 @@ def time_mix(
     Returns
     -------
     array, shape (..., N, F)
-        Outputs, and a WKVState with ``return_state=True``. The rest is :ref:`common <contract>`.
+        Outputs, and a WKVState with ``return_state=True``.
 
     Examples
     --------

@@ -49,7 +49,7 @@ def rwkv6(
         Weight u of the current token in each channel, such as (H, D) for H heads.
     form : str, optional
         "recurrent" (the default) or "chunkwise" (:eq:`eq-rwkv6-decay`: all pairs of a chunk, a
-        state between chunks). The rest is :ref:`common <contract>`.
+        state between chunks).
 
     Examples
     --------

@@ -35,7 +35,7 @@ def softmax_attention(
     -------
     array, shape (..., N, M)
         Outputs, one for each query; 0 for a query that sees no key. A score of -inf has the weight
-        0, one of +inf makes its row NaN. The rest is :ref:`common <contract>`.
+        0, one of +inf makes its row NaN.
 
     Examples
     --------
@@ -69,8 +69,7 @@ def attention_weights(
     Returns
     -------
     array, shape (..., N, N)
-        One row for each query, which sums to 1, or is 0 where its query sees no key. The rest is
-        :ref:`common <contract>`.
+        One row for each query, which sums to 1, or is 0 where its query sees no key.
 
     Examples
     --------
@@ -109,7 +108,7 @@ def similarity_attention(
     Returns
     -------
     array, shape (..., N, M)
-        Outputs; 0 where the similarities sum to exactly 0. The rest is :ref:`common <contract>`.
+        Outputs; 0 where the similarities sum to exactly 0.
 
     Examples
     --------
@@ -163,7 +162,7 @@ def tiled_softmax_attention(
     Returns
     -------
     array, shape (..., N, M)
-        Outputs. The rest is :ref:`common <contract>`.
+        Outputs.
 
     Examples
     --------
@@ -208,7 +207,7 @@ def grouped_query_attention(
     Returns
     -------
     array, shape (..., Hq, N, M)
-        Outputs. The rest is :ref:`common <contract>`.
+        Outputs.
 
     Examples
     --------
@@ -262,7 +261,7 @@ def latent_attention(
     Returns
     -------
     array, shape (..., H, N, M)
-        Outputs. The rest is :ref:`common <contract>`.
+        Outputs.
 
     Examples
     --------

@@ -69,8 +69,8 @@ def wkv(
         What a weight's logarithm loses per token, w, and what is added to the current key, u.
     form : str, optional
         "recurrent" (the default, with a running maximum, :eq:`eq-wkv-safe`) or "parallel" (all N²
-        weights of each channel). The rest is :ref:`common <contract>`; where no token has a weight
-        the output is 0. Each token fades what came before: pad at the front, with keys of -inf.
+        weights of each channel). Where no token has a weight the output is 0. Each token fades what
+        came before: pad at the front, with keys of -inf.
 
     Examples
     --------

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lesson_code import _arguments
-from lesson_code.numpy.feature_maps import _orthogonal_rows
+from lesson_code.numpy.feature_maps import orthogonal_rows
 from lesson_code.torch.precision import accumulate, full_precision
 
 
@@ -156,7 +156,7 @@ def positive_random_features(
     seed = _arguments.check_integer("seed", seed, minimum=0)
     _arguments.check_flags(orthogonal=orthogonal)
     rng = np.random.default_rng(seed)
-    drawn = _orthogonal_rows(rng, m, dim) if orthogonal else rng.standard_normal((m, dim))
+    drawn = orthogonal_rows(rng, m, dim) if orthogonal else rng.standard_normal((m, dim))
     rows = torch.from_numpy(drawn)  # (m, D)
 
     def phi(x):

@@ -1,6 +1,5 @@
 """Mamba's selective scan and Mamba-2's state-space dual, in the letters of their papers."""
 
-import torch
 from torch import Tensor
 
 from lesson_code.torch.engines.additive import additive
@@ -40,6 +39,7 @@ def selective_scan(
     --------
     With a decay of 1/2, :math:`h = 8`, :math:`8/2 + 4 = 8` and :math:`8/2 + 2 = 6`:
 
+    >>> import torch
     >>> x = torch.tensor([[8.0], [4.0], [2.0]])
     >>> ones = torch.ones(3, 1)
     >>> selective_scan(x, ones, torch.tensor([[0.5]]).log(), ones, ones)
@@ -47,18 +47,8 @@ def selective_scan(
             [8.],
             [6.]])
     """
-    one_by_one = form == "recurrent" or (form is None and x.shape[-2] == 1)
-    y, h = (_recurrent if one_by_one else selective)(x, delta, A, B, C, initial_state)
+    y, h = selective(form, x, delta, A, B, C, initial_state)
     return (y if D is None else y + D * x), h
-
-
-def _recurrent(x, delta, A, B, C, h):
-    outputs = []
-    for x_t, delta_t, B_t, C_t in zip(*(z.unbind(-2) for z in (x, delta, B, C)), strict=True):
-        decay = (delta_t[..., :, None] * A).exp()  # (..., E, K)
-        h = decay * h + (delta_t * x_t)[..., :, None] * B_t[..., None, :]
-        outputs.append(h @ C_t[..., :, None])  # (..., E, 1)
-    return torch.cat(outputs, dim=-1).mT, h
 
 
 @operator(
@@ -86,6 +76,7 @@ def state_space_dual(
 
     Examples
     --------
+    >>> import torch
     >>> x = torch.tensor([[8.0], [4.0], [2.0]])
     >>> ones, log_decay = torch.ones(3, 1), torch.full((3,), 0.5).log()
     >>> y, state = state_space_dual(x, log_decay, ones, ones, return_state=True)

@@ -1,4 +1,4 @@
-"""The contract of the operators, kept in one place: what happens around each one's mathematics.
+"""What happens around each operator's mathematics.
 
 As `lesson_code.numpy.operator`, and besides: sums are kept in float32 at least under autocast too,
 and values are looked at in eager mode only, as under ``torch.compile`` and ``torch.func`` a tensor
@@ -66,6 +66,7 @@ def operator(
             out = out.to(call.dtype)
             return (out, memory) if values.get("return_state") else out
 
+        run.__doc__ = contract.documented(body.__doc__, shapes=True)
         run.contract = contract  # type: ignore[attr-defined]
         run.hold = hold  # type: ignore[attr-defined]
         return run

@@ -1,4 +1,4 @@
-"""The engines on which everything with a memory runs.
+"""The engines: the fast forms of everything with a memory.
 
 `linear`
     A memory that adds, of features: S_t = S_{t-1} + φ(k_t) v_tᵀ, read as a mean.
@@ -12,5 +12,6 @@
     A mean that fades, channel by channel, as WKV: a_t = exp(-w) a_{t-1} + exp(k_t) v_t over the
     same sum without v.
 
-An operator says what it feeds its engine, and nothing else.
+An operator says what it feeds its engine. The forms that only teach (masked, cumsum, ...) stand in
+`lesson_code.torch.linear`.
 """

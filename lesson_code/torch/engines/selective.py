@@ -30,13 +30,29 @@ SEGMENT, FEWEST = 2**19, 16
 
 
 def selective(
-    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor
+    form: str | None, x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (..., N, E) and the last state (..., E, K), of at least one token.
+    """Outputs (..., N, E) and the last state (..., E, K), by "recurrent" or "scan".
 
-    x and delta are (..., N, E), A is (E, K), B and C are (..., N, K); h (..., E, K) has the leading
-    dimensions that x, delta and B share, to which those of C may add. All have one dtype.
+    x and delta are (..., N, E), of at least one token, A is (E, K), B and C are (..., N, K); h
+    (..., E, K) has the leading dimensions that x, delta and B share, to which those of C may add.
+    All have one dtype. None takes "recurrent" for a single token, else "scan".
     """
+    if form == "recurrent" or (form is None and x.shape[-2] == 1):
+        return _recurrent(x, delta, A, B, C, h)
+    return _scan(x, delta, A, B, C, h)
+
+
+def _recurrent(x, delta, A, B, C, h):
+    outputs = []
+    for x_t, delta_t, B_t, C_t in zip(*(z.unbind(-2) for z in (x, delta, B, C)), strict=True):
+        decay = (delta_t[..., :, None] * A).exp()  # (..., E, K)
+        h = decay * h + (delta_t * x_t)[..., :, None] * B_t[..., None, :]
+        outputs.append(h @ C_t[..., :, None])  # (..., E, 1)
+    return torch.cat(outputs, dim=-1).mT, h
+
+
+def _scan(x, delta, A, B, C, h):
     shared = h.shape[:-2]
     leading = torch.broadcast_shapes(shared, C.shape[:-2])
     G = math.prod(leading)
@@ -48,7 +64,7 @@ def selective(
     y, _, h_end = _Selective.apply(*flat, length)
     y = y.reshape(*leading, *y.shape[-2:])
     if leading != shared:  # more that read than memories, of which each is wanted once
-        _, h_end = selective(x, delta, A, B, B, h)
+        _, h_end = _scan(x, delta, A, B, B, h)
         return y, h_end
     return y, h_end.mT.reshape(h.shape)
 
