@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from changes import Places, draw
+
+from tools.changes import Places, draw
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = [sys.executable, "-c", "import mutate; mutate.PRELOAD = []; mutate.main()"]
+RUN = [sys.executable, "-c", "from tools import mutate; mutate.PRELOAD = []; mutate.main()"]
 CODE = '''\
 def larger(a, b):
     """
@@ -101,7 +102,7 @@ def small(tmp_path: Path) -> Path:
 
 def run(tree: Path) -> subprocess.CompletedProcess[str]:
     command = [*RUN, "10", "small", "--log", "log.jsonl"]
-    environment = {"PYTHONPATH": str(ROOT / "tools"), "PATH": ""}
+    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
 
 

@@ -382,6 +382,18 @@ def test_options_that_are_refused(name, backend):
 
 
 @every_backend
+@pytest.mark.parametrize("name", ["linear_attention", "aft_simple", "aft_full"])
+def test_causal_sums_have_a_query_for_each_key(name, backend):
+    """Softmax attention takes fewer: its queries are the last ones."""
+    arrays = draw(name, 5)
+    arrays["q"] = arrays["q"][1:]
+    if name == "aft_full":
+        arrays["position_bias"] = arrays["position_bias"][1:]
+    words = "q must have the length of k when causal=True, 5, got 4."
+    refused(backend, name, arrays, {"causal": True}, ValueError, words)
+
+
+@every_backend
 @with_state
 def test_states_that_are_refused(name, backend):
     arrays, options = draw(name, 5, leading=(2,)), options_of(name)[0]

@@ -1,6 +1,6 @@
 """How strong are the tests? Change the code at random, in one place, and see if a test fails.
 
-    python tools/mutate.py 100 lesson_code/numpy --log before.jsonl --seed 0
+    python -m tools.mutate 100 lesson_code/numpy --log before.jsonl --seed 0
 
 draws 100 changes (changes.py) of the Python files that are named; a folder stands for all below it.
 Each is made in a copy of the tree in which this is run, and the tests that pass through the changed
@@ -30,8 +30,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from changes import Change, draw
 from coverage import Coverage, CoverageData
+
+from tools.changes import Change, draw
 
 GENERAL = ["signatures", "operators", "identities", "arguments"]  # what all models have in common
 SIGNATURES = "tests/test_signatures.py"

@@ -302,32 +302,6 @@ def test_write_and_read_are_one_step_of_the_recurrence(dtype, normalize):
             assert_close(x, y, TOLERANCE[kept(dtype)], kept(dtype))
 
 
-def test_write_in_place():
-    rng = np.random.default_rng(5)
-    S, z, k, v = (torch.from_numpy(rng.normal(size=n)) for n in [(2, 3, 4), (2, 3), (2, 3), (2, 4)])
-    state = LinearAttentionState(S, z)
-    expected = state.write(k, v)
-    found = state.write_(k, v)
-    assert found is state and found.S is S and found.z is z
-    torch.testing.assert_close(S, expected.S, rtol=1e-14, atol=1e-14)
-    torch.testing.assert_close(z, expected.z, rtol=1e-14, atol=1e-14)
-
-    # Half precision is added to sums in float32; a state in half precision would round them.
-    half = LinearAttentionState.zeros(3, 4, (2,))
-    half.write_(k.bfloat16(), v.bfloat16())
-    assert half.S.dtype == torch.float32
-    expected = k.bfloat16().float()[..., None] * v.bfloat16().float()[..., None, :]
-    torch.testing.assert_close(half.S, expected)
-    with pytest.raises(TypeError, match="S must have dtype torch.float32, got torch.bfloat16"):
-        LinearAttentionState(S.bfloat16(), z.bfloat16()).write_(k.bfloat16(), v.bfloat16())
-    with pytest.raises(ValueError, match=r"S must have the leading dimensions \(2,\).*got \(\)"):
-        LinearAttentionState(S[0], z[0]).write_(k, v)
-    with pytest.raises(ValueError, match=r"z must have the leading dimensions \(2,\).*got \(\)"):
-        LinearAttentionState(S, z[0]).write_(k, v)
-    with pytest.raises(ValueError, match=r"S of the state must have shape .* got \(2, 3, 4\)"):
-        state.write_(k[..., :2], v)
-
-
 def test_write_and_read_broadcast():
     """Whichever of the four brings a leading dimension, S and z both get it."""
     for bringer in range(4):
