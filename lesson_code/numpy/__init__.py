@@ -32,8 +32,9 @@ from lesson_code.numpy.feature_maps import (
     taylor,
 )
 from lesson_code.numpy.gated import gated_linear_attention
-from lesson_code.numpy.linear import LinearAttentionState, linear_attention
+from lesson_code.numpy.linear import linear_attention
 from lesson_code.numpy.mamba import selective_scan, state_space_dual
+from lesson_code.numpy.memory import LinearAttentionState
 from lesson_code.numpy.retention import retention, retention_decays
 from lesson_code.numpy.rwkv4 import channel_mix, time_mix, token_shift
 from lesson_code.numpy.rwkv6 import rwkv6

@@ -21,9 +21,10 @@ from lesson_code.torch.feature_maps import (
     taylor,
 )
 from lesson_code.torch.gated import gated_linear_attention
-from lesson_code.torch.linear import LinearAttentionState, linear_attention
+from lesson_code.torch.linear import linear_attention
 from lesson_code.torch.logistics import draw_logistic_mixture, logistic_mixture
 from lesson_code.torch.mamba import selective_scan, state_space_dual
+from lesson_code.torch.memory import LinearAttentionState
 from lesson_code.torch.modules import *  # noqa: F403
 from lesson_code.torch.retention import retention, retention_decays
 from lesson_code.torch.rwkv4 import channel_mix, time_mix, token_shift

@@ -34,7 +34,7 @@ from lesson_code.torch.engines import chunks
 from lesson_code.torch.engines import linear as engine
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.feature_maps import elu_plus_one, identity
-from lesson_code.torch.linear import LinearAttentionState
+from lesson_code.torch.memory import LinearAttentionState
 from lesson_code.torch.operator import held
 from lesson_code.torch.precision import accumulate, full_precision
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lesson_code.torch.linear import LinearAttentionState
+from lesson_code.torch.memory import LinearAttentionState
 from lesson_code.torch.modules.softmax import KVCache
 
 

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from lesson_code import _arguments
 from lesson_code.torch.feature_maps import elu_plus_one
-from lesson_code.torch.linear import LinearAttentionState, features, linear_attention
+from lesson_code.torch.linear import features, linear_attention
+from lesson_code.torch.memory import LinearAttentionState
 from lesson_code.torch.modules._parts import check_heads, check_state, feed_forward, split_heads
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
