@@ -16,7 +16,7 @@ what is wrong, where, and what is likely to be the cause:
 
 All are called as ``check_x(fn, *, inputs=None, seed=0)``, and what runs is ``fn(*inputs(rng, N))``.
 Here ``inputs`` is a function of a random generator and a length that returns the arguments; the
-checks choose the lengths. Whatever axes get longer with N are taken for time. Without ``inputs``
+checks choose the lengths, and ``seed`` makes the generator. Whatever axes get longer with N are taken for time. Without ``inputs``
 the arguments are q, k and v from :func:`random_qkv` in float64, as one sequence and with leading
 dimensions, for every function of the book takes ``(..., N, D)``. For a function of one sequence
 alone write ``inputs=random_qkv``.

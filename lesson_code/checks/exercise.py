@@ -28,13 +28,6 @@ def check_exercise(name: str | Exercise, answer: object = None, /, **parts: obje
     parts : object
         The same by name, where the exercise asks for several things.
 
-    Raises
-    ------
-    AssertionError
-        Says what is wrong, and where in the chapter to look.
-    ValueError
-        If there is no such exercise; names those of similar names.
-
     Examples
     --------
     >>> def my_memory(q, k, v):

@@ -21,6 +21,7 @@ is sent as one more column, too.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -161,29 +162,20 @@ def linear_attention(
             [35., 45.]])
     >>> dist.destroy_process_group()
     """
+    flags = {"causal": causal, "normalize": normalize, "return_state": return_state}
+    options: dict[str, Any] = {"chunk_size": chunk_size, "initial_state": initial_state, **flags}
     if number_of_ranks("linear_attention", group) == 1:
         return linear.linear_attention(
-            q,
-            k,
-            v,
-            feature_map=feature_map,
-            causal=causal,
-            normalize=normalize,
-            form=form,
-            backend=backend,
-            chunk_size=chunk_size,
-            initial_state=initial_state,
-            return_state=return_state,
+            q, k, v, feature_map=feature_map, form=form, backend=backend, **options
         )
     exchange = _Exchange("linear_attention", group, q)
-    initial_state = initial_state if exchange.rank == 0 else None
+    if exchange.rank > 0:
+        options["initial_state"] = None
     with exchange.telling_of_errors():
-        flags = {"causal": causal, "normalize": normalize, "return_state": return_state}
-        options = {"chunk_size": chunk_size, "initial_state": initial_state}
-        arguments = held(linear.linear_attention, q, k, v, **flags, **options)
+        arguments = held(linear.linear_attention, q, k, v, **options)
         if not causal:
             _arguments.check_form(form, ("linear",), f" across ranks when {causal=}")
-        linear.check_causal(q, k, causal, form, initial_state, return_state)
+        linear.check_causal(q, k, causal, form, options["initial_state"], return_state)
         chunk_size = arguments["chunk_size"]
         on_kernels = linear.on_kernels(backend, causal, form)
         dtype, given_v = q.dtype, v
@@ -250,32 +242,16 @@ def gated_linear_attention(
             [110., 140.]])
     >>> dist.destroy_process_group()
     """
+    options: dict[str, Any] = {"form": form, "chunk_size": chunk_size, "return_state": return_state}
+    options["initial_state"] = initial_state
     if number_of_ranks("gated_linear_attention", group) == 1:
-        return gated.gated_linear_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            form=form,
-            chunk_size=chunk_size,
-            initial_state=initial_state,
-            return_state=return_state,
-        )
+        return gated.gated_linear_attention(q, k, v, log_decay, **options)
     exchange = _Exchange("gated_linear_attention", group, q)
-    initial_state = initial_state if exchange.rank == 0 else None
+    if exchange.rank > 0:
+        options["initial_state"] = None
     with exchange.telling_of_errors():
         dtype = q.dtype
-        arguments = held(
-            gated.gated_linear_attention,
-            q,
-            k,
-            v,
-            log_decay,
-            form=form,
-            chunk_size=chunk_size,
-            initial_state=initial_state,
-            return_state=return_state,
-        )
+        arguments = held(gated.gated_linear_attention, q, k, v, log_decay, **options)
         q, k, v, g = (arguments[name] for name in ("q", "k", "v", "log_decay"))
         S, chunk_size = arguments["initial_state"], arguments["chunk_size"]
         exchange.announce((q, k, v, g), S, dtype=dtype, M=v.shape[-1], return_state=return_state)

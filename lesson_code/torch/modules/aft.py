@@ -16,12 +16,8 @@ class AFTSimple(Mixer):
 
     .. math:: y_t = W_O^\top o_t
 
-    There are no heads, as every channel has its own weights. The state is a :class:`WKVState` of
-    three tensors (B, F).
-
-    Notes
-    -----
-    The parameters are ``query``, ``key``, ``value`` and ``output``, four ``nn.Linear`` of F×F.
+    There are no heads, as every channel has its own weights. ``query``, ``key``, ``value`` and
+    ``output`` are ``nn.Linear`` of F×F. The state is a :class:`WKVState` of three tensors (B, F).
 
     References
     ----------
