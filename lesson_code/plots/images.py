@@ -1,7 +1,5 @@
 """Figures of images that are made pixel by pixel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of the layer: its cell, two orders of computing, three ways to decode, who sees whom."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of a sequence that is split over ranks: what travels, when, and how long that takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
