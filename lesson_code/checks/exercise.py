@@ -53,10 +53,10 @@ def check_exercise(name: str | Exercise, answer: object = None, /, **parts: obje
         else:
             check_value(part, x, exercise)
         right.append(part.name)
-    print(f"{exercise.label}: {_summary(exercise, right, missing, said)}")
+    print(f"{exercise.label}: {_summary(right, missing, said)}")
 
 
-def _summary(exercise, right, missing, said):
+def _summary(right, missing, said):
     if not right:
         return f"write {_list(missing)}, then run this cell again."
     if missing:
