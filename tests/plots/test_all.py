@@ -134,7 +134,7 @@ def test_all_figures_are_here() -> None:
         f"{module}.{name}"
         for module in modules
         for name, value in vars(getattr(plots, module)).items()
-        if hasattr(value, "__wrapped__") and value.__module__.endswith(f".{module}")
+        if hasattr(value, "__wrapped__") and value.__module__ == f"lesson_code.plots.{module}"
     }
     assert set(FIGURES) == drawn | {"curves", "matrix_equation"}
 
