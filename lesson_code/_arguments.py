@@ -158,62 +158,20 @@ def check_leading(**shapes: tuple) -> tuple:
         ) from None
 
 
-def check_queries_keys(q, k) -> None:
-    """Refuse q (..., N, D) and k (..., N, D) that do not share their width D."""
+def check_queries_keys_values(q, k, v) -> None:
+    """Refuse q (..., N, D), k (..., N, D) and v (..., N, M) that do not fit together."""
     check_rank("q", q, "N, D")
     check_rank("k", k, "N, D")
     check_size("k", k.shape[-1], "the width of q", q.shape[-1])
     check_leading(q=q.shape[:-2], k=k.shape[:-2])
-
-
-def check_queries_keys_values(q, k, v) -> None:
-    """Refuse q (..., N, D), k (..., N, D) and v (..., N, M) that do not fit together."""
-    check_queries_keys(q, k)
     check_rank("v", v, "N, M")
     check_size("v", v.shape[-2], "the length of k", k.shape[-2])
     check_leading(q=q.shape[:-2], k=k.shape[:-2], v=v.shape[:-2])
 
 
-def check_memory(array_type: type, name: str, S, z, C: int, M: int | None, dtypes: tuple) -> None:
-    """Refuse all but a state's S (..., C, M) and z (..., C) of one of the dtypes; M None is any."""
-    S_name, z_name = f"S of {name}", f"z of {name}"
-    check_arrays(array_type, **{S_name: S, z_name: z})
-    if dtype_name(S) not in dtypes:
-        expected = " or ".join(dict.fromkeys(dtypes))
-        raise TypeError(f"{S_name} must have dtype {expected}, got {dtype_name(S)}.")
-    check_rank(S_name, S, "C, M")
-    check_rank(z_name, z, "C")
-    check_size(S_name, S.shape[-2], "the width C of the features", C)
-    check_size(z_name, z.shape[-1], "the width C of the features", C)
-    if M is not None:
-        check_size(S_name, S.shape[-1], "the width M of the values", M)
-
-
-def check_initial_state(
-    array_type: type, state, like_name: str, like, name: str = "initial_state", **sizes: int
-) -> None:
-    """Refuse all but an array (..., C, M) that may precede `like`; sizes are C=..., M=..."""
-    check_arrays(array_type, **{name: state})
-    check_state_beside(name, state, like_name, like, **sizes)
-
-
-def check_state_beside(name: str, state, like_name: str, like, **sizes: int) -> None:
-    """Refuse a state of another dtype, device or shape than may stand beside `like`."""
-    dtypes = state_dtypes(like)
-    if dtype_name(state) not in dtypes:
-        expected = " or ".join(dict.fromkeys(dtypes))
-        raise TypeError(f"{name} must have dtype {expected}, got {dtype_name(state)}.")
-    check_device(name, state, like_name, like)
-    if tuple(state.shape[-len(sizes) :]) != tuple(sizes.values()):
-        axes, shown = ", ".join(sizes), ", ".join(map(str, sizes.values()))
-        raise ValueError(
-            f"{name} must have shape (..., {axes}), (..., {shown}), got {tuple(state.shape)}."
-        )
-
-
 def check_beside(name: str, array, like_name: str, like) -> None:
     """Refuse an array that has neither the dtype of another nor its accumulation dtype."""
-    dtypes = state_dtypes(like)
+    dtypes = dtype_name(like), accumulation_dtype(like)
     if dtype_name(array) not in dtypes:
         expected = " or ".join(dict.fromkeys(dtypes))
         raise TypeError(f"{name} must have dtype {expected}, got {dtype_name(array)}.")
@@ -224,11 +182,6 @@ def check_values(name: str, array, expected: str, wrong) -> None:
     """Refuse an array with a value that is wrong, as the boolean array `wrong` says."""
     if wrong.any():
         raise ValueError(f"{name} must be {expected}, got {float(array[wrong][0])}.")
-
-
-def state_dtypes(array) -> tuple[str, str]:
-    """Names of the dtypes that a state may have beside this array."""
-    return dtype_name(array), accumulation_dtype(array)
 
 
 def check_form(form, forms: tuple, condition: str = "") -> None:

@@ -6,38 +6,35 @@ from torch import Tensor
 from lesson_code import _arguments
 
 
-def fold(operator):
-    """The rule by which vmap calls an operator: the mapped axis becomes part of the axis G."""
-
-    def rule(info, in_dims, *args):
-        def flat(x, dim):
-            if not isinstance(x, Tensor):
-                return x
-            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            return x.flatten(0, 1)
-
-        out = operator(*map(flat, args, in_dims))
-        out = tuple(
-            x.unflatten(0, (info.batch_size, len(x) // max(info.batch_size, 1))) for x in out
-        )
-        return out, (0,) * len(out)
-
-    return rule
-
-
 def lead(operator):
     """The rule by which vmap calls an operator: the mapped axis is one more leading dimension.
 
     All its tensors must have the same leading dimensions.
     """
+    return _rule(operator, lambda x: x, lambda x, size: x)
+
+
+def fold(operator):
+    """The rule by which vmap calls an operator: the mapped axis becomes part of the axis G."""
+    return _rule(
+        operator,
+        lambda x: x.flatten(0, 1),
+        lambda x, size: x.unflatten(0, (size, len(x) // max(size, 1))),
+    )
+
+
+def _rule(operator, enter, leave):
+    """Call an operator with the mapped axis in front, as `enter` makes it fit."""
 
     def rule(info, in_dims, *args):
+        size = info.batch_size
+
         def first(x, dim):
             if not isinstance(x, Tensor):
                 return x
-            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            return enter(x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0))
 
-        out = operator(*map(first, args, in_dims))
+        out = tuple(leave(x, size) for x in operator(*map(first, args, in_dims)))
         return out, (0,) * len(out)
 
     return rule

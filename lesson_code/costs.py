@@ -5,8 +5,9 @@ feature width C, which is D where it is left out. One operation is one multiplic
 addition that follows it, or one addition alone. The feature map, the exponential and the divisions
 are not counted: there is one per number, not one per sum.
 
-Each causal form of linear attention has a function of its own, which gives its work, memory and
-depth as a :class:`CausalCost`, the normalizer included.
+What has several terms is a NamedTuple: ``total`` is their sum, ``_asdict()`` a table. Each causal
+form of linear attention has a function of its own, which gives its work, memory and depth as a
+:class:`CausalCost`, the normalizer included.
 
 A model that generates has `layers` layers of width F, and each of them four projections of F by F
 and a feed-forward sublayer with 4 F in its middle: :math:`12 F^2` weights, in float32. Its heads
@@ -226,7 +227,7 @@ def cumsum_memory(N: int, C: int, M: int) -> int:
 
 
 class QuadraticOperations(NamedTuple):
-    """Terms of :func:`quadratic_operations`; ``total`` is their sum, ``_asdict()`` a table."""
+    """Terms of :func:`quadratic_operations`."""
 
     scores: int
     weighted_sum: int
@@ -237,7 +238,7 @@ class QuadraticOperations(NamedTuple):
 
 
 class LinearOperations(NamedTuple):
-    """Terms of :func:`linear_operations`; ``total`` is their sum, ``_asdict()`` a table."""
+    """Terms of :func:`linear_operations`."""
 
     write_state: int
     write_normalizer: int
@@ -430,10 +431,7 @@ def chunkwise_cost(N: int, C: int, M: int, L: int) -> CausalCost:
 
 
 class GenerationOperations(NamedTuple):
-    """Operations of a model that generates: with its weights, and in its attention.
-
-    ``total`` is their sum, ``_asdict()`` a table.
-    """
+    """Operations of a model that generates: with its weights, and in its attention."""
 
     weights: int
     attention: int
@@ -444,10 +442,7 @@ class GenerationOperations(NamedTuple):
 
 
 class GenerationBytes(NamedTuple):
-    """Bytes that a model moves that generates: its weights, and those of its caches or states.
-
-    ``total`` is their sum, ``_asdict()`` a table.
-    """
+    """Bytes that a model moves that generates: its weights, and those of its caches or states."""
 
     weights: int
     memory: int
@@ -501,8 +496,7 @@ def cached_generation_operations(N: int, width: int, layers: int) -> GenerationO
     r"""Operations of generating N tokens with softmax and a KV cache.
 
     The weights are used once for a token; token t reads t keys and values in each layer,
-    :math:`F N (N + 1)` operations in all. Groups of heads that share keys and values change
-    nothing of this sum.
+    :math:`F N (N + 1)` operations in all, whether or not heads share them.
 
     Examples
     --------
@@ -521,8 +515,7 @@ def recurrent_generation_operations(
     r"""Operations of generating N tokens with linear attention as an RNN.
 
     The weights are used once for a token, and in each layer a token costs
-    :math:`2 H M (M + 1)` operations, a write and a read of S and z in each head: the same at every
-    position.
+    :math:`2 H M (M + 1)` operations, a write and a read of S and z in each head.
 
     References
     ----------
@@ -545,8 +538,8 @@ def cached_generation_bytes(N: int, width: int, layers: int) -> GenerationBytes:
     r"""Bytes that generating N tokens moves, with softmax and a KV cache.
 
     Each step reads the weights, and in every layer writes the key and the value of its token and
-    reads those of all t tokens so far. What is computed from one token stays close to the processor
-    and is not counted, and neither is a copy of the cache.
+    reads those of all t tokens so far. What is computed from one token is not counted, and neither
+    is a copy of the cache.
 
     Examples
     --------

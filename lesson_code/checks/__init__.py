@@ -16,10 +16,10 @@ what is wrong, where, and what is likely to be the cause:
 
 All are called as ``check_x(fn, *, inputs=None, seed=0)``, and what runs is ``fn(*inputs(rng, N))``.
 Here ``inputs`` is a function of a random generator and a length that returns the arguments; the
-checks choose the lengths. Whatever axes get longer with N are taken for time. Without ``inputs``
-the arguments are q, k and v from :func:`random_qkv` in float64, as one sequence and with leading
-dimensions, for every function of the book takes ``(..., N, D)``. For a function of one sequence
-alone write ``inputs=random_qkv``.
+checks choose the lengths, and ``seed`` makes the generator. Whatever axes get longer with N are
+taken for time. Without ``inputs`` the arguments are q, k and v from :func:`random_qkv` in float64,
+as one sequence and with leading dimensions, for every function of the book takes ``(..., N, D)``.
+For a function of one sequence alone write ``inputs=random_qkv``.
 
 The functions may return NumPy arrays or torch tensors; for tensors, let ``inputs`` return tensors.
 Two results agree when half the digits of their dtype do (1.5e-8 in float64, 3.5e-4 in float32,

@@ -27,20 +27,8 @@ def check_causal(fn: Callable, *, inputs: Callable | None = None, seed: int = 0)
     For a position t, everything after t is drawn again, in all inputs and in each alone; outputs up
     to t must stay as they were. Every t is tried at N = 7, and some at N = 131. With the
     default inputs the new values are also tried 1,000 times as large, which brings out maxima over
-    the future; a function that overflows under this is not held to it.
-
-    Parameters
-    ----------
-    fn : callable
-        ``fn(*inputs)`` returns an array (..., N, M), or a tuple that begins with it.
-    inputs : callable, optional
-        ``inputs(rng, N)`` returns the arguments; q, k and v by default.
-    seed : int
-
-    Raises
-    ------
-    AssertionError
-        Names the first position that looks ahead, and at what.
+    the future; a function that overflows under this is not held to it. ``fn`` returns an array
+    (..., N, M), or a tuple that begins with it.
 
     Examples
     --------

@@ -28,13 +28,6 @@ def check_exercise(name: str | Exercise, answer: object = None, /, **parts: obje
     parts : object
         The same by name, where the exercise asks for several things.
 
-    Raises
-    ------
-    AssertionError
-        Says what is wrong, and where in the chapter to look.
-    ValueError
-        If there is no such exercise; names those of similar names.
-
     Examples
     --------
     >>> def my_memory(q, k, v):
@@ -60,10 +53,10 @@ def check_exercise(name: str | Exercise, answer: object = None, /, **parts: obje
         else:
             check_value(part, x, exercise)
         right.append(part.name)
-    print(f"{exercise.label}: {_summary(exercise, right, missing, said)}")
+    print(f"{exercise.label}: {_summary(right, missing, said)}")
 
 
-def _summary(exercise, right, missing, said):
+def _summary(right, missing, said):
     if not right:
         return f"write {_list(missing)}, then run this cell again."
     if missing:

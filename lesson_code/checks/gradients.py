@@ -20,19 +20,8 @@ def check_gradients(fn: Callable, *, inputs: Callable | None = None, seed: int =
 
     At N = 6, 1 and, with leading dimensions, 3 every coordinate of every input is tried; at N = 131
     a few random directions. The inputs should be float64: then the differences are good to 5e-6.
-
-    Parameters
-    ----------
-    fn : callable
-    inputs : callable, optional
-        ``inputs(rng, N)`` returns the arguments; q, k and v by default. Arguments that are not of
-        floating point have no gradient; the pullback may return None in their places.
-    seed : int
-
-    Raises
-    ------
-    AssertionError
-        Names the input whose gradient is wrong, its first wrong coordinate, and a likely cause.
+    Those that are not of floating point have no gradient; the pullback may return None in their
+    places.
 
     Examples
     --------

@@ -16,21 +16,8 @@ def check_linear_cost(fn: Callable, *, inputs: Callable | None = None, seed: int
     whatever its constant part is, the levels of a prefix scan (N log N) by 2.2, an N by N array by
     4; above 2.5 it is refused. Bytes are measured, not seconds, so a quadratic loop that stores no
     matrix passes. Keep D and M small in ``inputs``: an N by N array can hide behind N·C·M numbers
-    when C·M is far above 2,000.
-
-    Parameters
-    ----------
-    fn : callable
-        Called as ``fn(*inputs)``. NumPy reports its memory to ``tracemalloc``; for tensors torch
-        is asked.
-    inputs : callable, optional
-        ``inputs(rng, N)`` returns the arguments; q, k and v by default.
-    seed : int
-
-    Raises
-    ------
-    AssertionError
-        Gives the measured peaks and their growth.
+    when C·M is far above 2,000. NumPy reports its memory to ``tracemalloc``; for tensors torch is
+    asked.
 
     Examples
     --------

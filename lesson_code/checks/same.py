@@ -29,20 +29,8 @@ def check_same(
     """Refuse ``fn`` unless it returns what ``reference`` returns for the same inputs.
 
     Shape, dtype and values are compared, of an array or of each array in a tuple, at N = 7, 1, 2,
-    13 and 131 (past two chunks of 64), and with leading dimensions.
-
-    Parameters
-    ----------
-    fn, reference : callable
-        Called as ``fn(*inputs)``.
-    inputs : callable, optional
-        ``inputs(rng, N)`` returns the arguments; q, k and v by default.
-    seed : int
-
-    Raises
-    ------
-    AssertionError
-        Names the first position that differs, both values, and a likely cause.
+    13 and 131 (past two chunks of 64), and with leading dimensions. The error names the first
+    position that differs, both values, and a likely cause.
 
     Examples
     --------

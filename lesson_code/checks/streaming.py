@@ -36,24 +36,15 @@ def check_streaming(
     The first piece runs with ``initial_state=None`` and each later one with the state that the one
     before it returned. Sequences of length 7, 131 and, with leading dimensions, 9 are split at many
     places, into single tokens, and into pieces of which some are empty. States are compared by the
-    outputs that they lead to, so they may have any form.
+    outputs that they lead to, so they may have any form. Arguments without a time axis, such as a
+    decay, go to every piece whole.
 
     Parameters
     ----------
     fn : callable
         ``fn(*inputs, initial_state=..., return_state=True)`` returns ``(out, state)``.
-    inputs : callable, optional
-        ``inputs(rng, N)`` returns the arguments; q, k and v by default. Arguments without a time
-        axis, such as a decay, go to every piece whole.
-    seed : int
     empty_pieces : bool
         Whether to try pieces of length 0 too, which a function for N >= 1 need not stand.
-
-    Raises
-    ------
-    AssertionError
-        Names the split and the first position that differs; says if the state is ignored, counted
-        twice, or changed in place.
 
     Examples
     --------

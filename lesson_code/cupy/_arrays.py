@@ -76,7 +76,12 @@ def check_arrays(on: str, **arrays) -> None:
 def check_state(on: str, name: str, array, like_name: str, like, sizes: dict) -> None:
     """Refuse what cannot be part of a state beside `like`: float32 or its dtype, (..., *sizes)."""
     _check_kind(on, name, array, like_name, like)
-    _arguments.check_state_beside(name, array, like_name, like, **sizes)
+    _arguments.check_beside(name, array, like_name, like)
+    if tuple(array.shape[-len(sizes) :]) != tuple(sizes.values()):
+        axes, shown = ", ".join(sizes), ", ".join(map(str, sizes.values()))
+        raise ValueError(
+            f"{name} must have shape (..., {axes}), (..., {shown}), got {tuple(array.shape)}."
+        )
 
 
 def _check_kind(on, name, array, like_name, like) -> None:

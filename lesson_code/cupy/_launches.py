@@ -72,13 +72,8 @@ def scan(
 def recurrent(shape, rows, initial, last, normalizers):
     parts = 1 if shape.features <= 64 else 2 if shape.features <= 128 else 4
     columns = 64 // parts
-    macros = {
-        "RECURRENT": 1,
-        **_types(rows),
-        **_sizes(shape, normalizers),
-        "PARTS": parts,
-        "COLUMNS": columns,
-    }
+    macros = {"RECURRENT": 1, "PARTS": parts, "COLUMNS": columns}
+    macros |= _types(rows) | _sizes(shape, normalizers)
     grid = (shape.heads, blocks(shape.values, columns))
     block = round_up((columns + shape.ones) * parts, 32)
     arguments = (*rows, initial, last, normalizers, shape.N, shape.features)
@@ -88,12 +83,8 @@ def recurrent(shape, rows, initial, last, normalizers):
 def chunked(shape, rows, initial, last, normalizers):
     q, k, v, out = rows
     state_columns = 64 if shape.features <= 64 else 32 if shape.features <= 128 else 16
-    macros = {
-        "CHUNKED": 1,
-        **_types(rows),
-        **_sizes(shape, normalizers),
-        "STATE_COLUMNS": state_columns,
-    }
+    macros = {"CHUNKED": 1, "STATE_COLUMNS": state_columns}
+    macros |= _types(rows) | _sizes(shape, normalizers)
     chunks = -(-shape.N // CHUNK)
     states = (shape.heads, chunks, shape.features, shape.columns)
     states = _arrays.empty(states, "float32", out.array)

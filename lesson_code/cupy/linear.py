@@ -34,10 +34,8 @@ def causal_scan(
 
     Parameters
     ----------
-    q : array, shape (..., N, C)
-        Features of the queries; C is at most 256.
-    k : array, shape (..., N, C)
-        Features of the keys.
+    q, k : arrays, shape (..., N, C)
+        Features of queries and keys; C is at most 256.
     v : array, shape (..., N, M)
         Values; M is at most 256.
     normalize : bool
@@ -46,28 +44,15 @@ def causal_scan(
     initial_state : LinearAttentionState, optional
         State before the first token, zero by default.
     return_state : bool
-        Return the state after the last token as well.
+        Return the state after the last token as well: S (..., C, M) and z (..., C) in float32, with
+        the leading dimensions of k, v and the initial state. z is there without ``normalize``, too.
     kernel : str, optional
         "recurrent" (a thread for each column of the state, token by token), "chunked" (chunks of 64
         tokens in shared memory, float32 arithmetic) or "tensor_core" (chunks on the tensor cores,
-        float16 and bfloat16 only). None takes the one that `choose_kernel` names.
+        float16 and bfloat16 only, the latter from compute capability 8.0 on). None takes the one
+        that `choose_kernel` names.
     device : str
         "cuda", or "cpu", which emulates the kernels.
-
-    Returns
-    -------
-    array, shape (..., N, M)
-        Outputs in the dtype of q, with the leading dimensions of all arguments.
-    LinearAttentionState
-        With ``return_state=True``: S (..., C, M) and z (..., C) in float32, with the leading
-        dimensions of k, v and the initial state. z is there without ``normalize``, too.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As all of `lesson_code.cupy`; ValueError also if q or v is wider than 256, `kernel` is
-        unknown, or the GPU cannot run it on this dtype: before compute capability 8.0 there are no
-        tensor cores for bfloat16.
 
     Notes
     -----
@@ -136,25 +121,11 @@ def choose_kernel(
 
     Parameters
     ----------
-    q, k : array, shape (..., N, C)
-        Features of queries and keys, as `causal_scan` takes them.
-    v : array, shape (..., N, M)
-        Values.
-    device : str
-        "cuda" or "cpu".
+    q, k, v, device
+        As `causal_scan` takes them.
     capability : (int, int), optional
         Compute capability of the GPU to choose for; that of the arrays' GPU by default, and (8, 0)
         on the CPU.
-
-    Returns
-    -------
-    str
-        "recurrent", "chunked" or "tensor_core".
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `causal_scan` does, and if `capability` is no pair of integers.
 
     Examples
     --------

@@ -27,25 +27,18 @@ def wkv(
 ) -> Any:
     r"""WKV of RWKV-4 by a CUDA kernel: a causal mean of the values, with weights that decay.
 
-    With the decay :math:`w > 0` and the bonus :math:`u`, in every channel (:eq:`eq-wkv`),
-
-    .. math:: o_t = \frac{\sum_{i<t} e^{k_i - (t-1-i) w} v_i + e^{k_t + u} v_t}
-                       {\sum_{i<t} e^{k_i - (t-1-i) w} + e^{k_t + u}}
-
-    The function is that of ``lesson_code.numpy`` and ``lesson_code.torch``. One thread takes one
-    channel of one sequence through all tokens with a running maximum (:eq:`eq-wkv-safe`), however
-    many tokens there are; so the GPU is busy when there are many channels and sequences.
+    Computes :eq:`eq-wkv`, as :func:`lesson_code.numpy.wkv` does. One thread takes one channel of
+    one sequence through all tokens with a running maximum (:eq:`eq-wkv-safe`), however many tokens
+    there are; so the GPU is busy when there are many channels and sequences.
 
     Parameters
     ----------
-    k : array, shape (..., N, D)
-        Keys, the logarithms of the weights. -inf has weight 0.
-    v : array, shape (..., N, D)
-        Values.
-    decay : array, shape (D,)
-        What a weight's logarithm loses per token, w > 0, in the dtype of k or float32.
-    bonus : array, shape (D,)
-        What is added to the key of the current token, u, in the dtype of k or float32.
+    k, v : arrays, shape (..., N, D)
+        Keys and values.
+    decay, bonus : arrays, shape (D,)
+        In the dtype of k or float32. That `decay` is positive and finite is checked in eager mode
+        only, not under ``torch.compile``, ``torch.func`` or while a CUDA graph is captured, and the
+        check waits for the GPU.
     initial_state : WKVState, optional
         State before the first token, in the dtype of k or float32.
     return_state : bool
@@ -53,35 +46,11 @@ def wkv(
     device : str
         "cuda", or "cpu", which emulates the kernels.
 
-    Returns
-    -------
-    array, shape (..., N, D)
-        Outputs in the dtype of k, with the leading dimensions of k, v and the initial state. Where
-        no token has a weight the output is 0.
-    WKVState
-        With ``return_state=True``: three arrays (..., D) in float32.
-
-    Raises
-    ------
-    TypeError, ValueError, ImportError, RuntimeError
-        As all of `lesson_code.cupy`; ValueError also if `decay` is not positive and finite. Its
-        values are checked in eager mode only, not under ``torch.compile``, ``torch.func`` or while
-        a CUDA graph is captured. The check waits for the GPU.
-
     Notes
     -----
     The backward pass is a second kernel, which goes from the last token to the first; for it the
     first one keeps a float32 number for each token and channel, and one more if k is of half
     precision. Of a returned state it goes through numerator and denominator.
-
-    No exponential overflows: each is of a difference to the largest exponent (keys below -1e38
-    count as -inf). NaN reaches the outputs that depend on it, later ones of its own channel and
-    sequence. A zero key has weight: pad with keys of -inf, and at the front, as each token fades
-    what came before.
-
-    References
-    ----------
-    Peng et al. (2023), the WKV operator and the appendix on numerical stability.
 
     Examples
     --------

@@ -1,7 +1,5 @@
 """Figures of the bracket trick: both orders of the product to scale, and rows of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 The unit of a canvas is one cell of a matrix, and y goes downward where its limits say so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

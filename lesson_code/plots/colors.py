@@ -4,8 +4,6 @@ The colors are those of Okabe and Ito (2008), which stay apart in color-blind vi
 differ in dash and marker, so that they stay apart in print.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

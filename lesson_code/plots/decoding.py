@@ -1,7 +1,5 @@
 """Figures of decoding: what one more token costs after a long context."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes

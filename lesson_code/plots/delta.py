@@ -1,7 +1,5 @@
 """Figures of the delta rule: a memory that is moved onto what each token says."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

@@ -1,7 +1,5 @@
 """Figures of measurements: the same lines on the reader's device and on the reference machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

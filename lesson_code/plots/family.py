@@ -1,7 +1,5 @@
 """Figures of the whole family: what tokens weigh, what memories hold, how states grow."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

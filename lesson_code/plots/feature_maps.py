@@ -1,7 +1,5 @@
 """Figures of feature maps: their slopes, the spread of random features, rows of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of gates: how a chunk is halved until every decay is a product of two."""
 
-from __future__ import annotations
-
 from lesson_code.plots import pale
 from lesson_code.plots.cells import box, canvas, rectangle, write
 from lesson_code.plots.colors import BLUE, COLORS, GRAY, INK, VERMILION

@@ -1,8 +1,7 @@
 """Figures of images that are made pixel by pixel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -99,15 +98,14 @@ def gallery(rows: Mapping[str, Sequence[ArrayLike]], levels: int) -> BookFigure:
     figure, axes = new_figure(
         per_row, len(lines), width=6.2, height=(6.2 / per_row) * len(lines) + 0.3 * len(rows)
     )
-    for line, (name, start) in enumerate(lines):
-        for column in range(per_row):
-            images = rows[name]
-            if start + column < len(images):
-                _show(axes[line, column], images[start + column], levels)
+    for panels, (name, start) in zip(axes, lines, strict=True):
+        for panel, image in zip_longest(panels, rows[name][start : start + per_row]):
+            if image is None:
+                panel.set_axis_off()
             else:
-                axes[line, column].set_axis_off()
+                _show(panel, image, levels)
         if start == 0:
-            axes[line, 0].set_title(name, loc="left")
+            panels[0].set_title(name, loc="left")
     return figure
 
 

@@ -1,7 +1,5 @@
 """Figures of the GPU kernels: who computes what, in which order, and how memory is asked for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of the layer: its cell, two orders of computing, three ways to decode, who sees whom."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -75,12 +73,10 @@ def two_orders(layers: int, tokens: int) -> BookFigure:
         axes.set_axis_off()
         count = layers if by_row else tokens
         for i in range(count):  # what is computed together
-            band = (-0.42, i - 0.32, tokens - 0.16, 0.64) if by_row else None
-            band = band or (i - 0.32, -0.42, 0.64, layers - 0.16)
+            corner = (-0.42, i - 0.32) if by_row else (i - 0.32, -0.42)
+            size = (tokens - 0.16, 0.64) if by_row else (0.64, layers - 0.16)
             box = "round,pad=0,rounding_size=0.3"
-            axes.add_patch(
-                FancyBboxPatch(band[:2], *band[2:], boxstyle=box, fc=pale.BLUE, ec="none")
-            )
+            axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=box, fc=pale.BLUE, ec="none"))
         for layer in range(layers):
             for token in range(tokens):
                 at = (token, layer)

@@ -1,7 +1,5 @@
 """Lines, bars and points over axes, and what is written beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of a sequence that is split over ranks: what travels, when, and how long that takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -85,21 +83,19 @@ def prediction(rows: Sequence[Mapping]) -> BookFigure:
     row took part in the fit.
     """
     figure, ((axes,),) = new_figure(height=3.6)
-    lines = []
-    for index, ranks in enumerate(sorted({row["ranks"] for row in rows})):
+    counts = sorted({row["ranks"] for row in rows})
+    for index, ranks in enumerate(counts):
         own = sorted((r for r in rows if r["ranks"] == ranks), key=lambda row: row["bytes"])
         sent = [row["bytes"] for row in own]
         predicted = [1e3 * row["predicted"] for row in own]
-        name = {"label": f"{ranks} ranks"}
-        lines += axes.plot(sent, predicted, **look(index, marker=None), **name)
-    for index, ranks in enumerate(sorted({row["ranks"] for row in rows})):
-        style = look(index, linestyle="none", markersize=6, label="_")
-        for row in (row for row in rows if row["ranks"] == ranks):
-            fill = style["color"] if row["fitted"] else "white"
-            axes.plot(row["bytes"], 1e3 * row["seconds"], markerfacecolor=fill, **style)
+        axes.plot(sent, predicted, **look(index, marker=None, label=f"{ranks} ranks"))
+    for row in sorted(rows, key=lambda row: row["ranks"]):
+        style = look(counts.index(row["ranks"]), linestyle="none", markersize=6, label="_")
+        fill = style["color"] if row["fitted"] else "white"
+        axes.plot(row["bytes"], 1e3 * row["seconds"], markerfacecolor=fill, **style)
     axes.set(xlabel="bytes that a rank sends", ylabel="milliseconds", xscale="log", yscale="log")
     axes.margins(x=0.02)
-    name_lines(axes, lines, 3.6)
+    name_lines(axes, axes.get_lines()[: len(counts)], 3.6)
     return figure
 
 
@@ -115,7 +111,6 @@ def durations(seconds: Mapping[str, float]) -> BookFigure:
 
 def _time(seconds: float) -> str:
     """Two digits of a time, in a unit that suits it."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            return f"{float(f'{seconds / size:.2g}'):,g} {unit}"
-    raise AssertionError
+    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    unit = next((unit for unit, size in units.items() if seconds >= size), "µs")
+    return f"{float(f'{seconds / units[unit]:.2g}'):,g} {unit}"

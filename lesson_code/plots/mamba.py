@@ -1,7 +1,5 @@
 """Figures of Mamba: a memory whose steps the tokens choose, and the blocks of both versions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

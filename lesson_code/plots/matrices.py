@@ -1,7 +1,5 @@
 """Matrices as heat maps: one, several in a grid, and equations between them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

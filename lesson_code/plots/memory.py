@@ -1,7 +1,5 @@
 """Figures of the outer-product memory: writes, signal and crosstalk, the capacity law."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

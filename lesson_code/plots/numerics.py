@@ -1,7 +1,5 @@
 """Figures of rounding: the floats on a line, features that round to zero, errors by size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of what a state can hold: who reads whom in a task, and how many answers are right."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

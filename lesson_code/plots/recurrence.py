@@ -1,7 +1,5 @@
 """Figures of the recurrence: states in time, one output two ways, composed steps, a prefix scan."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of retention: a memory that fades, and the three factors of its chunkwise form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

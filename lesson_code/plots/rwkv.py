@@ -1,7 +1,5 @@
 """Figures of AFT and RWKV-4: blocks of a bias, weights that fade, and the block of both mixes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of the scans: pairs in rounds, the mask in blocks, and the scans of the backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

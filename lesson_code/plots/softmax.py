@@ -1,7 +1,5 @@
 """Figures of softmax attention: sharpness, the causal mask, tiles."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

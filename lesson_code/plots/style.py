@@ -4,8 +4,6 @@ Figures are made without pyplot: nothing global changes, and a function returns 
 notebooks show as SVG, the same bytes every time.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 from collections.abc import Callable

@@ -21,6 +21,7 @@ is sent as one more column, too.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -82,38 +83,27 @@ def linear_attention(
     Every rank of the group calls this with its part of the sequence, and is given the outputs of
     its part: together they are those of :func:`lesson_code.torch.linear_attention` for the whole
     sequence, the parts in the order of their ranks. Computes :eq:`eq-linear-attention`, or
-    :eq:`eq-causal-linear-attention` with ``causal=True``.
+    :eq:`eq-causal-linear-attention` with ``causal=True``. Arguments mean what they mean there, and:
 
     Parameters
     ----------
-    q : tensor, shape (..., N, D)
-        Queries of this rank's part. N is this rank's own, and may be 0.
-    k : tensor, shape (..., N, D)
-        Keys of this rank's part.
-    v : tensor, shape (..., N, M)
-        Values of this rank's part.
+    q, k, v : tensors
+        Those of this rank's part. Its length N is its own, and may be 0.
     feature_map : callable
-        The map phi, (..., D) -> (..., C), the same on every rank: of it only C is compared.
+        The same map on every rank: of it only its width C is compared.
     causal : bool
         Let each query see the keys up to its own position only, those of all earlier ranks among
         them. Otherwise it sees the keys of all ranks.
-    normalize : bool
-        Divide by :math:`\phi(q)^\top z`; where that is exactly 0 the output is 0.
     form : str, optional
         With ``causal=True`` the form inside this rank's part, otherwise "linear": no rank has the
         keys that "quadratic" needs.
     backend : str, optional
-        "torch", which None takes as well, or "cupy": the CUDA kernels of
-        :func:`lesson_code.cupy.causal_scan`. They begin from the state before this rank's part, so
-        they wait for it.
-    chunk_size : int
-        Tokens in a chunk of "chunkwise".
+        The kernels of "cupy" begin from the state before this rank's part, so they wait
+        for it.
     initial_state : LinearAttentionState, optional
-        State before the first token of the first rank, zero by default; only with ``causal=True``.
-        The other ranks ignore theirs.
+        State before the first token of the first rank; the other ranks ignore theirs.
     return_state : bool
-        Return the state after the last token of the last rank as well, on every rank; only with
-        ``causal=True``.
+        Return the state after the last token of the last rank as well, on every rank.
     group : torch.distributed.ProcessGroup, optional
         The ranks, in the order of their parts; by default all ranks.
 
@@ -122,8 +112,7 @@ def linear_attention(
     tensor, shape (..., N, M)
         Outputs of this rank's part. Half precision is computed, and sent, in float32.
     LinearAttentionState
-        With ``return_state=True``: S (..., C, M) and z (..., C) after the whole sequence, the same
-        on every rank, in the accumulation dtype.
+        With ``return_state=True``, the same on every rank.
 
     Raises
     ------
@@ -140,18 +129,15 @@ def linear_attention(
     Notes
     -----
     A group of one rank calls the plain function. `form`, `chunk_size` and `backend` may differ from
-    rank to rank.
+    rank to rank. An exchange is an all-gather of a header and one of states, C (M + 1) numbers for
+    each sequence of the batch; with ``return_state=True`` the backward pass sends twice as many.
 
-    An exchange is an all-gather of a header and one of states, C (M + 1) numbers for each sequence
-    of the batch: S and z. With ``return_state=True`` the backward pass sends twice as many.
-
-    Gradients are those of the sum of the losses of all ranks, for inputs, the first rank's
-    `initial_state` and parameters of `feature_map` alike; the latter are each rank's share, to be
-    summed over the ranks as in data-parallel training. If any input of any rank needs gradients,
-    the results of every rank do, and every rank must run backward through them, as many times and
-    for calls in the same order: a rank without a loss of its own can take ``0 * out.sum()``. With
-    ``torch.autograd.grad``, name k or v on every rank or on none. The exchange can be
-    differentiated once, in reverse mode.
+    Gradients are those of the sum of the losses of all ranks; those of the parameters of
+    `feature_map` are each rank's share, to be summed over the ranks as in data-parallel training.
+    If any input of any rank needs gradients, the results of every rank do, and every rank must run
+    backward through them, as many times and for calls in the same order: a rank without a loss of
+    its own can take ``0 * out.sum()``. With ``torch.autograd.grad``, name k or v on every rank or
+    on none. The exchange can be differentiated once, in reverse mode.
 
     On a GPU each exchange makes the host wait for its header. With NCCL a rank that died shows when
     the watchdog ends the others, after the group's timeout.
@@ -176,29 +162,20 @@ def linear_attention(
             [35., 45.]])
     >>> dist.destroy_process_group()
     """
+    flags = {"causal": causal, "normalize": normalize, "return_state": return_state}
+    options: dict[str, Any] = {"chunk_size": chunk_size, "initial_state": initial_state, **flags}
     if number_of_ranks("linear_attention", group) == 1:
         return linear.linear_attention(
-            q,
-            k,
-            v,
-            feature_map=feature_map,
-            causal=causal,
-            normalize=normalize,
-            form=form,
-            backend=backend,
-            chunk_size=chunk_size,
-            initial_state=initial_state,
-            return_state=return_state,
+            q, k, v, feature_map=feature_map, form=form, backend=backend, **options
         )
     exchange = _Exchange("linear_attention", group, q)
-    initial_state = initial_state if exchange.rank == 0 else None
+    if exchange.rank > 0:
+        options["initial_state"] = None
     with exchange.telling_of_errors():
-        flags = {"causal": causal, "normalize": normalize, "return_state": return_state}
-        options = {"chunk_size": chunk_size, "initial_state": initial_state}
-        arguments = held(linear.linear_attention, q, k, v, **flags, **options)
+        arguments = held(linear.linear_attention, q, k, v, **options)
         if not causal:
             _arguments.check_form(form, ("linear",), f" across ranks when {causal=}")
-        linear.check_causal(q, k, causal, form, initial_state, return_state)
+        linear.check_causal(q, k, causal, form, options["initial_state"], return_state)
         chunk_size = arguments["chunk_size"]
         on_kernels = linear.on_kernels(backend, causal, form)
         dtype, given_v = q.dtype, v
@@ -242,50 +219,10 @@ def gated_linear_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Gated linear attention over a sequence that is split over ranks.
 
-    Every rank of the group calls this with its part of the sequence, and is given the outputs of
-    its part: together they are those of :func:`lesson_code.torch.gated_linear_attention` for the
-    whole sequence, the parts in the order of their ranks. Computes :eq:`eq-gla`.
-
-    Parameters
-    ----------
-    q : tensor, shape (..., N, D)
-        Queries of this rank's part. N is this rank's own, and may be 0.
-    k : tensor, shape (..., N, D)
-        Keys of this rank's part.
-    v : tensor, shape (..., N, M)
-        Values of this rank's part.
-    log_decay : tensor, shape (..., N, D)
-        Logarithms of the gates of this rank's part, in [-inf, 0].
-    form : str, optional
-        The form inside this rank's part.
-    chunk_size : int
-        Tokens in a chunk of "chunkwise".
-    initial_state : tensor, shape (..., D, M), optional
-        Memory before the first token of the first rank, zero by default. The other ranks ignore
-        theirs.
-    return_state : bool
-        Return the memory after the last token of the last rank as well, on every rank.
-    group : torch.distributed.ProcessGroup, optional
-        The ranks, in the order of their parts; by default all ranks.
-
-    Returns
-    -------
-    tensor, shape (..., N, M)
-        Outputs of this rank's part. Half precision is computed, and sent, in float32.
-    tensor, shape (..., D, M)
-        With ``return_state=True``: the memory after the whole sequence, the same on every rank, in
-        the accumulation dtype.
-
-    Raises
-    ------
-    TypeError, ValueError, RuntimeError
-        As :func:`linear_attention`.
-
-    Notes
-    -----
-    The exchange sends D (M + 1) numbers for each sequence of the batch: the memory that the part
-    writes, and the product of its gates. The backward pass sends D M, twice as many with
-    ``return_state=True``. All else is as in :func:`linear_attention`.
+    Computes :eq:`eq-gla`, as :func:`lesson_code.torch.gated_linear_attention` does for the whole
+    sequence. Ranks, parts, errors and gradients are as in :func:`linear_attention`. The exchange
+    sends the memory that the part writes and the product of its gates, D (M + 1) numbers for each
+    sequence of the batch; the backward pass D M, twice as many with ``return_state=True``.
 
     References
     ----------
@@ -305,32 +242,16 @@ def gated_linear_attention(
             [110., 140.]])
     >>> dist.destroy_process_group()
     """
+    options: dict[str, Any] = {"form": form, "chunk_size": chunk_size, "return_state": return_state}
+    options["initial_state"] = initial_state
     if number_of_ranks("gated_linear_attention", group) == 1:
-        return gated.gated_linear_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            form=form,
-            chunk_size=chunk_size,
-            initial_state=initial_state,
-            return_state=return_state,
-        )
+        return gated.gated_linear_attention(q, k, v, log_decay, **options)
     exchange = _Exchange("gated_linear_attention", group, q)
-    initial_state = initial_state if exchange.rank == 0 else None
+    if exchange.rank > 0:
+        options["initial_state"] = None
     with exchange.telling_of_errors():
         dtype = q.dtype
-        arguments = held(
-            gated.gated_linear_attention,
-            q,
-            k,
-            v,
-            log_decay,
-            form=form,
-            chunk_size=chunk_size,
-            initial_state=initial_state,
-            return_state=return_state,
-        )
+        arguments = held(gated.gated_linear_attention, q, k, v, log_decay, **options)
         q, k, v, g = (arguments[name] for name in ("q", "k", "v", "log_decay"))
         S, chunk_size = arguments["initial_state"], arguments["chunk_size"]
         exchange.announce((q, k, v, g), S, dtype=dtype, M=v.shape[-1], return_state=return_state)

@@ -2,11 +2,9 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from lesson_code import _arguments
-from lesson_code.torch.engines.fading import EMPTY, fading, finite
+from lesson_code.torch.engines.fading import EMPTY, fading
 from lesson_code.torch.operator import operator
 
 
@@ -67,19 +65,3 @@ def wkv(
     """
     out, state = fading(form, k, v, decay, bonus, initial_state)
     return out, WKVState(*state)
-
-
-def begin(state, like_name, like, D, **leading):
-    """The state before the first token, with the leading dimensions that it shares with others."""
-    dtype = getattr(torch, _arguments.accumulation_dtype(like))
-    if state is None:
-        zeros = torch.zeros(D, dtype=dtype, device=like.device)
-        state = WKVState(zeros, zeros, zeros + EMPTY)
-    if not isinstance(state, WKVState):
-        raise TypeError(f"initial_state must be a WKVState, got {type(state).__name__}.")
-    parts = {f"{name} of initial_state": x for name, x in state._asdict().items()}
-    for name, x in parts.items():
-        _arguments.check_initial_state(Tensor, x, like_name, like, name, D=D)
-        leading[name] = x.shape[:-1]
-    shape = (*_arguments.check_leading(**leading), D)
-    return WKVState(*finite(*(x.to(dtype).expand(shape) for x in state)))

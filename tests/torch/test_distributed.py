@@ -806,8 +806,8 @@ def on_kernels(rank, arrays, state, ends, options, dtype):
         return plain.linear_attention(q, k, v, causal=True, **options)
 
     with (
-        mock.patch.object(linear, "_by_kernels", kernels),
-        mock.patch.object(linear, "_on_kernels", lambda backend, *_: backend == "cupy"),
+        mock.patch.object(linear, "by_kernels", kernels),
+        mock.patch.object(linear, "on_kernels", lambda backend, *_: backend == "cupy"),
     ):
         return on_a_rank(rank, "linear", arrays, state, ends, options | {"backend": "cupy"}, dtype)
 

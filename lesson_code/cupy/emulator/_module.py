@@ -75,11 +75,6 @@ def order(which: str | int) -> Iterator[None]:
     ----------
     which : str or int
         "forward", "reverse", or the seed of a shuffle.
-
-    Raises
-    ------
-    ValueError
-        If it is something else.
     """
     numbers = {"forward": 0, "reverse": 1}
     if which not in numbers and not (type(which) is int and which >= 0):

@@ -238,11 +238,6 @@ class Trace:
         array, shape (32,)
             Bytes from the start of the array, or of shared memory, or (where `launch` was not told
             the arrays) from the lowest of these addresses; -1 for a lane without access.
-
-        Raises
-        ------
-        ValueError
-            If the warp made no such access.
         """
         if kernel not in self._warps:
             raise ValueError(f"no kernel {kernel!r} was traced.")

@@ -9,7 +9,8 @@ overflows: a state is (a, b, m). Two neighbors join to one state, the early one 
 the end of the late one; so the parallel form is a scan, in about 2 log2 N steps and O(N D) memory.
 
 Here k and v are (..., N, D), w and u are (D,) or numbers, w may be 0, and each part of a state is
-(..., D), with the leading dimensions that k and v share. All have the accumulation dtype.
+(..., D), with the leading dimensions that k and v share. All have the accumulation dtype; a state
+is brought to it.
 """
 
 import torch
@@ -32,7 +33,7 @@ def fading(
 
     A form of None takes "recurrent" for a single token, else "parallel".
     """
-    state = _nothing(k, v) if state is None else finite(*state)
+    state = _nothing(k, v) if state is None else _finite(*(x.to(k.dtype) for x in state))
     one_by_one = form == "recurrent" or (form is None and k.shape[-2] == 1)
     return (_recurrent if one_by_one else _parallel)(k, v, w, u, state)
 
@@ -42,7 +43,7 @@ def _nothing(k, v):
     return zeros, zeros, torch.full_like(zeros, EMPTY)
 
 
-def finite(a, b, maximum):
+def _finite(a, b, maximum):
     """The state with a maximum of at least EMPTY: float16 has made -inf of it."""
     kept = maximum.detach().clamp(min=EMPTY)
     past = (maximum - kept).exp()  # 1, but for the gradient

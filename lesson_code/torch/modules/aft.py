@@ -6,7 +6,7 @@ from lesson_code.torch.engines.fading import fading
 from lesson_code.torch.modules._parts import check_state
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
-from lesson_code.torch.wkv import WKVState, begin
+from lesson_code.torch.wkv import WKVState
 
 
 class AFTSimple(Mixer):
@@ -16,12 +16,8 @@ class AFTSimple(Mixer):
 
     .. math:: y_t = W_O^\top o_t
 
-    There are no heads, as every channel has its own weights. The state is a :class:`WKVState` of
-    three tensors (B, F).
-
-    Notes
-    -----
-    The parameters are ``query``, ``key``, ``value`` and ``output``, four ``nn.Linear`` of F×F.
+    There are no heads, as every channel has its own weights. ``query``, ``key``, ``value`` and
+    ``output`` are ``nn.Linear`` of F×F. The state is a :class:`WKVState` of three tensors (B, F).
 
     References
     ----------
@@ -42,7 +38,6 @@ class AFTSimple(Mixer):
     def mix(self, x: Tensor, state: WKVState | None) -> tuple[Tensor, WKVState]:
         check_state(state, WKVState, *[(len(x), self.width)] * 3)
         q, k, v = accumulate(self.query(x), self.key(x), self.value(x))
-        state = begin(state, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):
             mean, last = fading(None, k, v, 0, 0, state)  # neither decay nor bonus
         return self.output((q.sigmoid() * mean).to(self.output.weight.dtype)), WKVState(*last)

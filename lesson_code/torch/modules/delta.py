@@ -51,17 +51,15 @@ class DeltaNet(Mixer):
 
     Parameters
     ----------
-    width, num_heads : int
-        As for every :class:`Mixer`.
     allow_negative_eigenvalues : bool
         Let beta go up to 2, so that a token can turn what is stored at its key into its negative.
 
     Notes
     -----
-    The parameters are ``query``, ``key``, ``value`` and ``output``, four ``nn.Linear`` of F×F;
-    ``beta``, one of F×H; ``convolution``, with four weights for each of the 3 F channels; and
-    ``norm``, a root mean square norm with one weight for each of the M channels. It undoes the
-    factor :math:`1/\sqrt D` but for its epsilon of 1e-5.
+    ``query``, ``key``, ``value`` and ``output`` are ``nn.Linear`` of F×F, ``beta`` is one of F×H;
+    ``convolution`` has four weights for each of the 3 F channels; ``norm`` is a root mean square
+    norm with a weight for each of the M channels. It undoes the factor :math:`1/\sqrt D` but for
+    its epsilon of 1e-5.
 
     References
     ----------
@@ -120,17 +118,10 @@ class GatedDeltaNet(DeltaNet):
         g_t = -e^{a} \operatorname{softplus}(w_g \cdot x_t + b) \qquad
         y_t = W_O^\top \left(\mathrm{norm}(o_t) \odot \mathrm{silu}(W_G^\top x_t)\right)
 
-    Parameters
-    ----------
-    width, num_heads : int
-        As for every :class:`Mixer`.
-    allow_negative_eigenvalues : bool
-        As in :class:`DeltaNet`.
-
     Notes
     -----
-    The parameters are those of :class:`DeltaNet`, and ``gate``, an ``nn.Linear`` of F×F; ``decay``,
-    one of F×H; ``log_rate`` (H), the a above; and ``decay_bias`` (H), the b. The rate :math:`e^a`
+    Besides the parameters of :class:`DeltaNet`, ``gate`` is an ``nn.Linear`` of F×F, ``decay`` one
+    of F×H, ``log_rate`` (H) the a above, and ``decay_bias`` (H) the b. The rate :math:`e^a`
     is drawn uniformly from [0.001, 16], and b such that softplus(b) is drawn log-uniformly from
     [0.001, 0.1], as in Mamba-2. In the paper values are twice as wide as keys; here they are as
     wide, so that the state has the size of the others'.

@@ -29,12 +29,11 @@ class GatedLinearAttention(Mixer):
 
     Notes
     -----
-    The parameters are ``query`` and ``key``, ``nn.Linear`` of F×HD, ``value`` and ``output``, of
-    F×F; ``gate``, of F×F with bias; ``forget``, the two maps F×16×HD of the gate :math:`\alpha`,
-    the second with bias; and ``norm``, which divides the M channels of one token and head by their
-    root mean square and has a weight for each. Weights are drawn as Xavier does, with a gain of
-    :math:`2^{-2.5}`, and biases begin at 0, so that at first all gates are near
-    :math:`2^{-1/16} \approx 0.96`: half of the memory is kept for 16 tokens.
+    ``query`` and ``key`` are ``nn.Linear`` of F×HD, ``value`` and ``output`` of F×F; ``gate`` is of
+    F×F with bias; ``forget`` are the two maps F×16×HD of the gate :math:`\alpha`, the second with
+    bias; ``norm`` is a root mean square norm with a weight for each of the M channels. Weights are
+    drawn as Xavier does, with a gain of :math:`2^{-2.5}`, and biases begin at 0, so that at first
+    all gates are near :math:`2^{-1/16} \approx 0.96`: half of the memory is kept for 16 tokens.
 
     References
     ----------

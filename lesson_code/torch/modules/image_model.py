@@ -104,16 +104,9 @@ class ImageModel(nn.Module):
             log_scales.fill_(math.log(1 / num_logistics))
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the model expects of each pixel, from those before it.
+        """What the model expects of each pixel of images (B, N), from those before it.
 
-        Parameters
-        ----------
-        images : tensor of integers, shape (B, N)
-
-        Returns
-        -------
-        tensor, shape (B, N, 3K)
-            Parameters of the mixture of each pixel.
+        The result (B, N, 3K) has the parameters of the mixture of each pixel.
         """
         check_tokens("images", images, "B, N")
         if images.shape[1] != self.num_pixels:
@@ -123,33 +116,13 @@ class ImageModel(nn.Module):
         return self._mixture(self.blocks(self._embed("images", images[:, :-1])))
 
     def bits(self, images: Tensor) -> Tensor:
-        r"""What each pixel costs: :math:`-\log_2 P` of its level, given the pixels before it.
-
-        Parameters
-        ----------
-        images : tensor of integers, shape (B, N)
-
-        Returns
-        -------
-        tensor, shape (B, N)
-            Bits.
-        """
+        r"""Bits (B, N) that each pixel costs, given those before it: :math:`-\log_2 P`."""
         return -logistic_mixture(self(images), images, self.levels) / math.log(2)
 
     def read(self, known: Tensor) -> tuple[Tensor, ImageState]:
-        """Read the first pixels of images in parallel.
+        """Read the first n < N pixels (B, n) of images in parallel, possibly none.
 
-        Parameters
-        ----------
-        known : tensor of integers, shape (B, n)
-            At most N - 1 pixels of each image, possibly none.
-
-        Returns
-        -------
-        tensor, shape (B, 3K)
-            What is expected of the next pixel.
-        ImageState
-            From which `step` goes on.
+        Returned are what is expected of the next pixel (B, 3K), and the state for `step`.
         """
         check_tokens("known", known, "B, N")
         if known.shape[1] >= self.num_pixels:
@@ -162,20 +135,10 @@ class ImageModel(nn.Module):
         return self._mixture(x[:, -1]), ImageState(position, state)
 
     def step(self, pixel: Tensor, state: ImageState) -> tuple[Tensor, ImageState]:
-        """Read one pixel.
+        """Read one pixel (B,) of each image, after what `read` or the step before returned.
 
-        Parameters
-        ----------
-        pixel : tensor of integers, shape (B,)
-        state : ImageState
-            What `read` or the step before returned. It stays as it is.
-
-        Returns
-        -------
-        tensor, shape (B, 3K)
-            What is expected of the next pixel, the same as `forward` says of it.
-        ImageState
-            The new state.
+        Returned are what is expected of the next pixel (B, 3K), as `forward` says it, and the new
+        state; the given one stays as it is.
         """
         check_tokens("pixel", pixel, "B")
         if not isinstance(state, ImageState):

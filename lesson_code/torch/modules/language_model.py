@@ -77,22 +77,10 @@ class LanguageModel(nn.Module):
     def forward(
         self, tokens: Tensor, *, state: tuple | None = None, return_state: bool = False
     ) -> Tensor | tuple[Tensor, tuple]:
-        """Read a text in parallel.
+        """Read texts (B, N) in parallel, as a :class:`Mixer` does.
 
-        Parameters
-        ----------
-        tokens : tensor of integers, shape (B, N)
-        state : tuple, optional
-            What `initial_state`, `step` or an earlier call returned: the text continues from there.
-        return_state : bool
-            Return the state after the last token as well.
-
-        Returns
-        -------
-        tensor, shape (B, N, vocab_size)
-            Logits of the token that comes next, at each position.
-        tuple
-            With ``return_state=True``: the state of each block.
+        The outputs (B, N, vocab_size) are, at each position, the logits of the token that comes
+        next; the state is a tuple with that of each block.
         """
         check_tokens("tokens", tokens, "B, N")
         _arguments.check_flags(return_state=return_state)
@@ -103,20 +91,9 @@ class LanguageModel(nn.Module):
         return self._logits(x), state
 
     def step(self, token: Tensor, state: tuple) -> tuple[Tensor, tuple]:
-        """Read one token.
+        """Read one token (B,) of each text: the logits (B, vocab_size) of the next, and the state.
 
-        Parameters
-        ----------
-        token : tensor of integers, shape (B,)
-        state : tuple
-            What `initial_state`, `forward` or the step before returned. It stays as it is.
-
-        Returns
-        -------
-        tensor, shape (B, vocab_size)
-            Logits of the next token, the same as `forward` gives at this position.
-        tuple
-            The new state of each block.
+        They are those that `forward` gives at this position.
         """
         check_tokens("token", token, "B")
         x, state = self.blocks.step(self._embed("token", token), state)

@@ -73,8 +73,6 @@ class LinearAttention(_LinearMemory):
 
     Parameters
     ----------
-    width, num_heads : int
-        As for every :class:`Mixer`.
     feature_map : callable
         The map phi, (..., D) -> (..., C), applied to queries and keys. One that is an ``nn.Module``
         becomes part of this one.
@@ -83,10 +81,9 @@ class LinearAttention(_LinearMemory):
 
     Notes
     -----
-    The parameters are ``query``, ``key``, ``value`` and ``output``, four ``nn.Linear`` of F×F, and
-    ``norm``, an ``nn.RMSNorm`` over the M channels of one token and head, which looks at no other
-    token and so is causal. It undoes any positive factor: with a positive map, only its epsilon of
-    1e-5 tells whether `normalize` was True.
+    ``query``, ``key``, ``value`` and ``output`` are ``nn.Linear`` of F×F, ``norm`` an
+    ``nn.RMSNorm`` over the M channels of one token and head. It undoes any positive factor: with a
+    positive map, only its epsilon of 1e-5 tells whether `normalize` was True.
 
     References
     ----------
@@ -128,26 +125,22 @@ class LinearTransformerLayer(_LinearMemory):
         z_t &= z_{t-1} + \phi(W_K^\top x_t) \\
         y_t &= f_l\left(\frac{\phi(W_Q^\top x_t)^\top S_t}{\phi(W_Q^\top x_t)^\top z_t} + x_t\right)
 
-    from :math:`S_0 = 0` and :math:`z_0 = 0`
-    (:eq:`eq-layer-state` to :eq:`eq-layer-output`). The heads stand side by side, so
-    that what they read has the width F of x and can be added to it. The sublayer
+    (:eq:`eq-layer-state` to :eq:`eq-layer-output`). The heads stand side by side, so that what they
+    read has the width F of x and can be added to it. The sublayer
     :math:`f_l(u) = \mathrm{norm}_2(u' + \mathrm{FFN}(u'))`, with
-    :math:`u' = \mathrm{norm}_1(u)`, sees each position by itself. The layer is a whole block
-    (``is_block``); its state is a :class:`LinearAttentionState` with S (B, H, C, M) and z
-    (B, H, C).
+    :math:`u' = \mathrm{norm}_1(u)`, sees each position by itself. The layer is a whole block; its
+    state is a :class:`LinearAttentionState` with S (B, H, C, M) and z (B, H, C).
 
     Parameters
     ----------
-    width, num_heads : int
-        As for every :class:`Mixer`. With one head, S is (C, F).
     feature_map : callable
         As in :class:`LinearAttention`.
 
     Notes
     -----
-    The parameters are ``query``, ``key`` and ``value``, three ``nn.Linear`` of F×F; ``norm_1`` and
-    ``norm_2``, two ``nn.LayerNorm``; and ``feed_forward``, two ``nn.Linear`` with bias, with a GELU
-    and the width 4 F in between.
+    ``query``, ``key`` and ``value`` are ``nn.Linear`` of F×F, ``norm_1`` and ``norm_2``
+    ``nn.LayerNorm``, and ``feed_forward`` two ``nn.Linear`` with bias, with a GELU and the width
+    4 F in between.
 
     References
     ----------

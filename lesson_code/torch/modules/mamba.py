@@ -69,8 +69,6 @@ class SelectiveSSM(Mixer):
 
     Parameters
     ----------
-    width : int
-        As for every :class:`Mixer`.
     state_width : int
         Numbers K of state in each channel.
     expand : int
@@ -83,8 +81,8 @@ class SelectiveSSM(Mixer):
     rounded up, and for B and C; ``step_size`` (dt_proj), R to E with bias; ``log_rate`` (A_log),
     (E, K); ``skip`` (D), (E,); ``output`` (out_proj), E to F. Initialized as there: A is -1 ... -K
     in each channel, D is 1, the weights of ``step_size`` are uniform within :math:`\pm R^{-1/2}`
-    and its bias is such that Δ begins between 0.001 and 0.1, evenly on a logarithmic scale; the
-    rest as torch does. The paper's code trains A and D without weight decay.
+    and its bias is such that Δ begins between 0.001 and 0.1, evenly on a logarithmic scale. The
+    paper's code trains A and D without weight decay.
 
     References
     ----------
@@ -146,8 +144,6 @@ class StateSpaceDual(Mixer):
 
     Parameters
     ----------
-    width, num_heads : int
-        As for every :class:`Mixer`.
     state_width : int
         Numbers K of state for each channel: 64 or 128 in the paper's models.
     expand : int
@@ -160,8 +156,8 @@ class StateSpaceDual(Mixer):
     ``log_rate`` (A_log) and ``skip`` (D), (H,) each; ``norm``, the weight of the root mean square
     norm over the E channels of one token; ``output`` (out_proj), E to F. Initialized as there: -A
     uniform between 1 and 16, D = 1, ``step_bias`` such that Δ begins between 0.001 and 0.1, evenly
-    on a logarithmic scale; the rest as torch does. The paper's code trains A, D and the bias
-    without weight decay. B and C are one group: the paper may divide the heads into several.
+    on a logarithmic scale. The paper's code trains A, D and the bias without weight decay. B and C
+    are one group: the paper may divide the heads into several.
 
     References
     ----------

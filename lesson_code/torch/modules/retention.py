@@ -12,9 +12,7 @@ from lesson_code.torch.retention import retention
 
 
 class RetentionState(NamedTuple):
-    """What :class:`Retention` remembers: the memory, and how many tokens it has read.
-
-    Both are in the accumulation dtype: float64 for a module in float64, otherwise float32.
+    """What :class:`Retention` remembers, in float32 at least.
 
     Parameters
     ----------
@@ -42,12 +40,11 @@ class Retention(Mixer):
 
     Notes
     -----
-    The parameters are ``query``, ``key``, ``value``, ``gate`` and ``output``, five ``nn.Linear`` of
-    F×F, with Xavier's uniform initialization and the gains :math:`2^{-2.5}` and, for the output,
-    1/2. The buffer ``forgetting`` holds :math:`1 - \gamma_h`, powers of two, which every dtype can
-    hold where :math:`\gamma_h` would be rounded to 1. The norm divides by the root mean square over
-    the M channels of one token and head, with an epsilon of 1e-6. It has no weight, which
-    ``output`` can take over.
+    ``query``, ``key``, ``value``, ``gate`` and ``output`` are ``nn.Linear`` of F×F, with Xavier's
+    uniform initialization and the gains :math:`2^{-2.5}` and, for the output, 1/2. The buffer
+    ``forgetting`` holds :math:`1 - \gamma_h`, powers of two, which every dtype can hold where
+    :math:`\gamma_h` would be rounded to 1. The norm is a root mean square norm over the M channels
+    of a head, with an epsilon of 1e-6 and without a weight, which ``output`` can take over.
 
     Channels 2i and 2i + 1 of queries and keys are a plane. The planes turn by angles from 1 down to
     1/10000 for each position, in geometric progression; with an odd D the last channel stays as it

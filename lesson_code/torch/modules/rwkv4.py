@@ -11,7 +11,6 @@ from lesson_code.torch.engines.fading import fading
 from lesson_code.torch.modules._parts import check_state, shift
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
-from lesson_code.torch.wkv import WKVState, begin
 
 
 class RWKV4State(NamedTuple):
@@ -60,8 +59,6 @@ class RWKV4TimeMix(Mixer):
 
     Parameters
     ----------
-    width : int
-        As for every :class:`Mixer`.
     layer : int
         Which of the layers this is, from 0: the initial decays and shares depend on it.
     num_layers : int
@@ -69,9 +66,10 @@ class RWKV4TimeMix(Mixer):
 
     Notes
     -----
-    The parameters: ``mix_key``, ``mix_value`` and ``mix_receptance`` (F,), the share of the current
-    token; ``log_rate`` (F,), the logarithm of the decay, :math:`w = e^{\mathrm{log\_rate}} > 0`;
-    ``bonus`` (F,); and ``key``, ``value``, ``receptance`` and ``output``, ``nn.Linear`` of F×F.
+    ``mix_key``, ``mix_value`` and ``mix_receptance`` (F,) are the share of the current token,
+    ``log_rate`` (F,) is the logarithm of the decay, :math:`w = e^{\mathrm{log\_rate}} > 0`,
+    ``bonus`` is (F,), and ``key``, ``value``, ``receptance`` and ``output`` are ``nn.Linear`` of
+    F×F.
 
     They begin as in the code of RWKV-4. Decays go from :math:`w = e^{-5}`, a memory of 148 tokens,
     in the first channel to :math:`e^3`, in which only the token before has weight, in the last. In
@@ -111,13 +109,12 @@ class RWKV4TimeMix(Mixer):
 
     def mix(self, x: Tensor, state: RWKV4State | None) -> tuple[Tensor, RWKV4State]:
         check_state(state, RWKV4State, *[(len(x), self.width)] * 4)
-        last, memory = (None, None) if state is None else (state.last, WKVState(*state[1:]))
+        last, memory = (None, None) if state is None else (state.last, state[1:])
         before, last = shift(x, last)
         mixes = self.mix_key, self.mix_value, self.mix_receptance
         x_k, x_v, x_r = (mix * x + (1 - mix) * before for mix in mixes)
         r, k, v = self.receptance(x_r), self.key(x_k), self.value(x_v)
         r, k, v, log_rate, bonus = accumulate(r, k, v, self.log_rate, self.bonus)
-        memory = begin(memory, "x", k, self.width, x=x.shape[:1])
         with full_precision(k):
             read, after = fading(None, k, v, log_rate.exp(), bonus, memory)
         y = self.output((r.sigmoid() * read).to(self.output.weight.dtype))
@@ -132,14 +129,14 @@ class RWKV4ChannelMix(Mixer):
 
     Parameters
     ----------
-    width, layer, num_layers : int
+    layer, num_layers : int
         As in :class:`RWKV4TimeMix`.
 
     Notes
     -----
-    The parameters: ``mix_key`` and ``mix_receptance`` (F,), the share of the current token; and
-    ``key``, F to 4 F, ``value``, 4 F to F, and ``receptance``, F to F, three ``nn.Linear``. They
-    begin as in the code of RWKV-4, ``value`` and ``receptance`` at 0.
+    ``mix_key`` and ``mix_receptance`` (F,) are the share of the current token; ``key``, F to 4 F,
+    ``value``, 4 F to F, and ``receptance``, F to F, are ``nn.Linear``. They begin as in the code of
+    RWKV-4, ``value`` and ``receptance`` at 0.
 
     References
     ----------
@@ -184,14 +181,14 @@ class RWKV4Block(Mixer):
 
     Parameters
     ----------
-    width, layer, num_layers : int
+    layer, num_layers : int
         As in :class:`RWKV4TimeMix`.
 
     Notes
     -----
-    The parts are ``norm_0`` (None but in block 0), ``norm_1`` and ``norm_2``, ``nn.LayerNorm``;
-    ``time_mix``, an :class:`RWKV4TimeMix`; and ``channel_mix``, an :class:`RWKV4ChannelMix`. Both
-    give 0 at first, so a new block passes on its input, normed in block 0.
+    ``norm_0`` (None but in block 0), ``norm_1`` and ``norm_2`` are ``nn.LayerNorm``. The sublayers
+    ``time_mix`` and ``channel_mix`` give 0 at first, so a new block passes on its input, normed in
+    block 0.
 
     References
     ----------

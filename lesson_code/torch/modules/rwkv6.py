@@ -49,13 +49,13 @@ class RWKV6TimeMix(Mixer):
     token, as in RWKV-6, whose code calls it ``maa``. The ``mix`` of ``token_shift`` is the share of
     the current token, as in RWKV-4.
 
-    The parameters: ``shares`` (5, F) are the :math:`\mu` of w, k, v, r and g, to which
-    each token adds :math:`B^\top \tanh(A^\top \bar x_t)`, with A = ``shares_down`` (F, 5·32) and
-    B = ``shares_up`` (5, 32, F), and a mixture :math:`\bar x_t` of its own, with the share
-    ``first_share`` (F,). ``decay_base`` (F,), ``decay_down`` (F, 64) and ``decay_up`` (64, F) are
-    :math:`w_0`, :math:`W_1` and :math:`W_2`; the ranks 32 and 64 are at most F. ``bonus`` is
-    (H, D). ``receptance``, ``key``, ``value``, ``gate`` and ``output`` are ``nn.Linear`` of F×F.
-    ``norm`` has the weight and bias of a group norm that sees one token and head at a time.
+    ``shares`` (5, F) are the :math:`\mu` of w, k, v, r and g, to which each token adds
+    :math:`B^\top \tanh(A^\top \bar x_t)`, with A = ``shares_down`` (F, 5·32), B = ``shares_up``
+    (5, 32, F), and a mixture :math:`\bar x_t` of its own, with the share ``first_share`` (F,).
+    ``decay_base`` (F,), ``decay_down`` (F, 64) and ``decay_up`` (64, F) are :math:`w_0`,
+    :math:`W_1` and :math:`W_2`; the ranks 32 and 64 are at most F. ``bonus`` is (H, D).
+    ``receptance``, ``key``, ``value``, ``gate`` and ``output`` are ``nn.Linear`` of F×F, ``norm``
+    has the weight and bias of a group norm that sees one token and head at a time.
 
     All begin as in the first layer of RWKV-6: A, :math:`W_1` and ``output`` at 0, so that at first
     neither shares nor decays depend on the token; decays from :math:`\exp(-e^{-6})`, a memory of

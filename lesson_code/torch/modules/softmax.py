@@ -52,18 +52,15 @@ class SoftmaxAttention(Mixer):
 
     Parameters
     ----------
-    width, num_heads : int
-        As for every :class:`Mixer`.
     rotary : bool
         Rotate each query and key by its position (RoPE), so that a score depends on how far apart
         the two are. Without this, attention does not know in which order the earlier tokens came.
 
     Notes
     -----
-    The parameters are ``query``, ``key``, ``value`` and ``output``, four ``nn.Linear`` of F×F.
-
-    Positions continue from the length of the cache. A step copies the cache into a new one that is
-    longer by a token: it costs O(N F), which is also what reading the cache costs.
+    ``query``, ``key``, ``value`` and ``output`` are ``nn.Linear`` of F×F. Positions continue from
+    the length of the cache. A step copies the cache into a new one that is longer by a token: it
+    costs O(N F), which is also what reading the cache costs.
 
     References
     ----------
