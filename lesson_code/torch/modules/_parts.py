@@ -50,6 +50,12 @@ def check_state(state, kind: Any, *shapes: tuple) -> None:
             raise ValueError(f"{name} must have shape {shown}, got {found}.")
 
 
+def check_memory(memory: Any, like: Tensor) -> None:
+    """Refuse a memory, a NamedTuple of tensors, in another dtype or place than `like`."""
+    for name, part in ({} if memory is None else memory._asdict()).items():
+        _arguments.check_beside(f"{name} of state", part, "x", like)
+
+
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, N, H D) -> (B, H, N, D)"""
     return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(1, 2)

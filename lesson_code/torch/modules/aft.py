@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from lesson_code.torch.engines.fading import fading
-from lesson_code.torch.modules._parts import check_state
+from lesson_code.torch.modules._parts import check_memory, check_state
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.wkv import WKVState
@@ -38,6 +38,7 @@ class AFTSimple(Mixer):
     def mix(self, x: Tensor, state: WKVState | None) -> tuple[Tensor, WKVState]:
         check_state(state, WKVState, *[(len(x), self.width)] * 3)
         q, k, v = accumulate(self.query(x), self.key(x), self.value(x))
+        check_memory(state, k)
         with full_precision(k):
             mean, last = fading(None, k, v, 0, 0, state)  # neither decay nor bonus
         return self.output((q.sigmoid() * mean).to(self.output.weight.dtype)), WKVState(*last)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lesson_code import _arguments
 from lesson_code.torch.engines.fading import fading
-from lesson_code.torch.modules._parts import check_state, shift
+from lesson_code.torch.modules._parts import check_memory, check_state, shift
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
 
@@ -115,6 +115,7 @@ class RWKV4TimeMix(Mixer):
         x_k, x_v, x_r = (mix * x + (1 - mix) * before for mix in mixes)
         r, k, v = self.receptance(x_r), self.key(x_k), self.value(x_v)
         r, k, v, log_rate, bonus = accumulate(r, k, v, self.log_rate, self.bonus)
+        check_memory(memory, k)
         with full_precision(k):
             read, after = fading(None, k, v, log_rate.exp(), bonus, memory)
         y = self.output((r.sigmoid() * read).to(self.output.weight.dtype))
