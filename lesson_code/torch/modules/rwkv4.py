@@ -11,6 +11,7 @@ from lesson_code.torch.engines.fading import fading
 from lesson_code.torch.modules._parts import check_memory, check_state, shift
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
+from lesson_code.torch.wkv import WKVState
 
 
 class RWKV4State(NamedTuple):
@@ -109,7 +110,7 @@ class RWKV4TimeMix(Mixer):
 
     def mix(self, x: Tensor, state: RWKV4State | None) -> tuple[Tensor, RWKV4State]:
         check_state(state, RWKV4State, *[(len(x), self.width)] * 4)
-        last, memory = (None, None) if state is None else (state.last, state[1:])
+        last, memory = (None, None) if state is None else (state.last, WKVState(*state[1:]))
         before, last = shift(x, last)
         mixes = self.mix_key, self.mix_value, self.mix_receptance
         x_k, x_v, x_r = (mix * x + (1 - mix) * before for mix in mixes)
