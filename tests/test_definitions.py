@@ -20,7 +20,7 @@ import lesson_code.numpy as ln
 import lesson_code.torch as lt
 from lesson_code.torch.engines import selective
 from tests.arrays import TOLERANCE, assert_close, in_dtype, kept, name_of, numbers
-from tests.operators import CONTRACTS, SIZES, draw, draw_state, leaves, options_of, special
+from tests.operators import CONTRACTS, NAMES, SIZES, draw, draw_state, leaves, options_of, special
 from tests.oracles import ORACLES
 
 # What may be left out, and is zero then.
@@ -102,3 +102,9 @@ def test_every_form_is_the_definition(name, library, N, size, leading, with_stat
         assert {name_of(x.dtype) for x in leaves(state)} <= {name_of(kept(dtype))}
         for x, y in zip(sums_of(state) if given else [], sums, strict=True):
             assert_close(x, y, tolerance=TOLERANCE[name_of(kept(dtype))])
+
+
+def test_every_operator_has_a_definition():
+    """Softmax and linear attention have theirs in their own tests, with scales and feature maps."""
+    elsewhere = {name for name in NAMES if name.endswith("attention") and "gated" not in name}
+    assert set(NAMES) - set(ORACLES) == elsewhere | {"attention_weights"}
