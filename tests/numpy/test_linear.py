@@ -371,44 +371,6 @@ def test_memory_that_is_not():
 STATE = draw_state(3, 4)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"form": "linear", "causal": True}, ValueError, "form must be None or one of 'masked', "),
-        ({"form": "masked"}, ValueError, "form must be None or one of 'quadratic', 'linear' when"),
-        ({"initial_state": STATE}, ValueError, "initial_state needs causal=True, got"),
-        ({"return_state": True}, ValueError, "return_state needs causal=True, got"),
-        ({"feature_map": "elu"}, TypeError, "feature_map must be callable, got str"),
-        ({"feature_map": taylor(4)}, ValueError, r"x must have shape \(\.\.\., 4\)"),
-    ],
-)
-def test_options(options, error, message):
-    with pytest.raises(error, match="^" + message):
-        linear_attention(*draw(), **options)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda x: x.sum(axis=-1),
-        lambda x: x[..., :2, :],
-        lambda x: x.T,
-        lambda x: x[None],
-        lambda x: x.astype(int),
-        lambda x: x > 0,
-        lambda x: x.tolist(),
-        lambda x: None,
-        lambda x: np.ones((7, 1 + int(x[0, 0] > 0))),  # another width for q than for k
-    ],
-)
-def test_feature_maps_that_do_not_fit(wrong):
-    q, k, v = draw()
-    q[0, 0], k[0, 0] = 1, -1
-    for causal in (False, True):
-        with pytest.raises(ValueError, match="^feature_map must "):
-            linear_attention(q, k, v, feature_map=wrong, causal=causal)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_features_in_another_precision_are_cast(causal):
     q, k, v = draw(dtype="float32")

@@ -711,48 +711,6 @@ def test_known_bug_the_state_is_written_in_place():
 STATE = draw_state()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"form": "linear", "causal": True}, ValueError, "form must be None or one of 'masked', "),
-        ({"form": "masked"}, ValueError, "form must be None or one of 'quadratic', 'linear' when"),
-        ({"form": "parallel"}, ValueError, "form must be .* got 'parallel'"),
-        ({"form": 1, "causal": True}, ValueError, "form must be .* got 1"),
-        ({"initial_state": STATE}, ValueError, "initial_state needs causal=True, got"),
-        ({"return_state": True}, ValueError, "return_state needs causal=True, got"),
-        ({"feature_map": "elu"}, TypeError, "feature_map must be callable, got str"),
-        ({"feature_map": "elu_plus_one", "causal": True, "form": "chunkwise"}, TypeError, "featu"),
-        ({"feature_map": taylor(4)}, ValueError, r"x must have shape \(\.\.\., 4\)"),
-    ],
-)
-def test_options(options, error, message):
-    with pytest.raises(error, match="^" + message):
-        linear_attention(*draw(), **options)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda x: x.sum(dim=-1),
-        lambda x: x[..., :2, :],
-        lambda x: x.mT,
-        lambda x: x[None],
-        lambda x: x.int(),
-        lambda x: x > 0,
-        lambda x: x.tolist(),
-        lambda x: x.numpy(),
-        lambda x: None,
-        lambda x: torch.ones(7, 1 + int(x[0, 0] > 0)),  # another width for q than for k
-    ],
-)
-def test_feature_maps_that_do_not_fit(wrong):
-    q, k, v = draw()
-    q[0, 0], k[0, 0] = 1, -1
-    for causal in (False, True):
-        with pytest.raises(ValueError, match="^feature_map must "):
-            linear_attention(q, k, v, feature_map=wrong, causal=causal)
-
-
 @pytest.mark.parametrize("feature_map", [elu_plus_one, widen])
 def test_a_state_is_as_wide_as_the_features(feature_map):
     C = 7 if feature_map is widen else 3

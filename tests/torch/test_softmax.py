@@ -3,7 +3,6 @@
 import math
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -427,25 +426,6 @@ def test_similarities_that_sum_to_zero_give_zero():
     assert (gradient[0] == 0).all() and gradient[1:].isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda q, k: k @ q.T,
-        lambda q, k: (q @ k.T).long(),
-        lambda q, k: (q @ k.T).numpy(),
-        lambda q, k: 1.0,
-    ],
-)
-def test_similarity_must_fit(wrong):
-    q, k, v = qkv(Nq=4, Nk=7)
-    with pytest.raises(ValueError, match=r"^similarity must return .* \(\.\.\., 4, 7\), got "):
-        similarity_attention(q, k, v, wrong)
-    with pytest.raises(TypeError, match="^similarity must be callable, got str"):
-        similarity_attention(q, k, v, "exp")
-    with pytest.raises(ValueError, match="leading dimensions of similarity and v must broadcast"):
-        similarity_attention(q, k, v.expand(2, 7, 4), lambda q, k: torch.ones(3, 4, 7))
-
-
 def test_a_similarity_in_another_precision_is_cast():
     q, k, v = qkv(Nq=4, Nk=7, dtype=torch.float32)
     out = similarity_attention(q, k, v, lambda q, k: torch.exp(q.double() @ k.double().T / 3))
@@ -461,27 +441,3 @@ def test_a_similarity_cannot_write_into_the_callers_tensors():
 
 
 # Arguments.
-
-
-@whole_and_tiled
-def test_scale(attention):
-    q, k, v = qkv()
-    for wrong, error in ((NAN, ValueError), (-INF, ValueError), ("1", TypeError), (q, TypeError)):
-        with pytest.raises(error, match="^scale must be "):
-            attention(q, k, v, scale=wrong)
-    with pytest.raises(ValueError, match="^q must have a width D of at least 1 when scale is None"):
-        attention(q[:, :0], k[:, :0], v)
-    assert_close(attention(q[:, :0], k[:, :0], v, scale=1), v.mean(dim=0).expand(6, 4))
-    single = [x.float() for x in (q, k, v)]
-    assert attention(*single, scale=np.float64(0.5)).dtype == torch.float32
-
-
-def test_heads_that_do_not_fit():
-    q, k, v = qkv(leading=((4,), (3,), (3,)))
-    for wrong, message in (
-        ((q, k, v), "^q must have a multiple of the 3 heads of k, got 4"),
-        ((q, k, v[:1]), r"^v must have shape .*, \(\.\.\., 3, 6, 4\), got \(1, 6, 4\)"),
-        ((q[0], k, v), r"^q must have shape \(\.\.\., Hq, Nq, D\), got \(6, 3\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            grouped_query_attention(*wrong)
