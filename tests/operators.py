@@ -16,6 +16,7 @@ import lesson_code.numpy as ln
 import lesson_code.torch as lt
 from lesson_code._arguments import letters_of
 from lesson_code.numpy.linear import CAUSAL, GLOBAL
+from tests.arrays import in_dtype
 
 SIZES = {"D": 4, "M": 3, "E": 4, "K": 3, "P": 5, "F": 4, "C": 6, "H": 2, "R": 3, "Hq": 4, "Hkv": 2}
 
@@ -73,16 +74,13 @@ def label(call) -> str:
     return "-".join([name, *shown, *(key for key, x in options.items() if x is True)])
 
 
-def draw(name: str, N: int = 7, leading=(), seed: int = 0, dtype: str = "float64") -> dict:
+def draw(name: str, N: int = 7, leading=(), seed: int = 0, dtype="float64", sizes=SIZES) -> dict:
     """NumPy arguments of an operator; `leading` is for all arrays, or a dict by name."""
     rng = np.random.default_rng(seed)
     contract = CONTRACTS[name]
     arrays = {}
     for argument, axes in contract.axes.items():
-        own = [
-            {"N": N, "Nq": N}.get(letter) or SIZES.get(letter, N)
-            for letter in letters_of(axes.replace("...", ""))
-        ]
+        own = [sizes.get(letter, N) for letter in letters_of(axes.replace("...", ""))]
         before = leading.get(argument, ()) if isinstance(leading, dict) else leading
         x = rng.normal(size=own if axes.startswith("(") else (*before, *own))
         if argument in contract.ranges:
@@ -93,13 +91,37 @@ def draw(name: str, N: int = 7, leading=(), seed: int = 0, dtype: str = "float64
     return arrays
 
 
-def draw_state(name: str, leading=(), seed: int = 1, dtype: str = "float64"):
+def special(name, arrays, rng):
+    """Values at the ends of their ranges."""
+    for argument, kind in CONTRACTS[name].ranges.items():
+        x = arrays[argument]
+        if kind == "at most 0":
+            x = x * rng.choice([0.3, 1, 30], size=x.shape)
+            x = np.where(rng.random(x.shape) < 0.1, -np.inf, x)
+            x = np.where(rng.random(x.shape) < 0.1, 0, x)
+        elif kind == "at least 0":
+            x = x * rng.choice([0, 1, 30], size=x.shape)
+        arrays[argument] = x
+    if "beta" in arrays:
+        arrays["beta"] = rng.uniform(0, 2, size=arrays["beta"].shape)
+        arrays["k"] /= np.linalg.norm(arrays["k"], axis=-1, keepdims=True)
+    return arrays
+
+
+def draw_all(name: str, N: int = 7, seed: int = 0, dtype="float64", leading=()) -> list:
+    """Arguments in their order, with special values, and then an array of state."""
+    arrays = special(name, draw(name, N, leading, seed), np.random.default_rng(seed + 1))
+    state = [draw_state(name, seed=seed)] if name in WITH_STATE else []
+    return [in_dtype(x, dtype) for x in (*arrays.values(), *state)]
+
+
+def draw_state(name: str, leading=(), seed: int = 1, dtype="float64", sizes=SIZES):
     """A state of an operator that another piece of text could have left."""
     rng = np.random.default_rng(seed)
     state = CONTRACTS[name].state
 
     def part(axes):
-        return rng.normal(size=(*leading, *(SIZES[x] for x in letters(name, axes)))).astype(dtype)
+        return rng.normal(size=(*leading, *(sizes[x] for x in letters(name, axes)))).astype(dtype)
 
     if isinstance(state, str):
         return part(state)

@@ -459,6 +459,27 @@ def test_gradients(call):
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
+@every_call
+def test_gradients_of_inputs_that_broadcast(call):
+    """An input that several sequences share has the sum of their gradients."""
+    name, options = call
+    axes = CONTRACTS[name].axes
+    several = [x for x, own in axes.items() if not own.startswith("(")]
+    leading = {x: (2,) if i % 2 else (3, 1) for i, x in enumerate(several)}
+    shared = to_torch(draw(name, 5, leading))
+    full = {
+        x: y.expand(3, 2, *y.shape[len(leading[x]) :]).clone() if x in several else y
+        for x, y in shared.items()
+    }
+    shared_gradients, gradients = (
+        torch.autograd.grad(getattr(lt, name)(**inputs, **options).sin().sum(), inputs.values())
+        for inputs in (shared, full)
+        if [x.requires_grad_() for x in inputs.values()]
+    )
+    for x, y in zip(shared_gradients, gradients, strict=True):
+        assert_close(numpy_of(x), numpy_of(y.sum_to_size(x.shape)))
+
+
 @every_call_with_state
 def test_gradients_without_tokens_reach_everything(call):
     name, options = call

@@ -16,8 +16,6 @@ from lesson_code import costs
 from lesson_code.numpy import family
 from lesson_code.numpy.family import MODELS, Model, Part, run, table
 
-pytestmark = pytest.mark.filterwarnings("error")
-
 ROOT = Path(__file__).resolve().parents[2]
 GROWS = ["Softmax attention", "AFT-full"]
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
 
 import lesson_code.numpy as reference
-from lesson_code.checks import (
-    check_causal,
-    check_gradients,
-    check_linear_cost,
-    check_same,
-    check_streaming,
-    random_qkv,
-)
+from lesson_code.checks import check_linear_cost, random_qkv
 from lesson_code.measure import peak_bytes
 from lesson_code.torch.engines import linear as engine
 from lesson_code.torch.feature_maps import (
@@ -35,6 +28,8 @@ from lesson_code.torch.feature_maps import (
     taylor,
 )
 from lesson_code.torch.linear import LinearAttentionState, linear_attention
+from tests.arrays import TOLERANCE, assert_close, kept, normal, numbers
+from tests.arrays import tensors as to_tensors
 
 CAUSAL = ["masked", "recurrent", "cumsum", "scan", "chunkwise"]
 GLOBAL = ["quadratic", "linear"]
@@ -43,15 +38,8 @@ every_causal_form = pytest.mark.parametrize("form", CAUSAL)
 every_form = pytest.mark.parametrize(("causal", "form"), FORMS)
 both_normalizations = pytest.mark.parametrize("normalize", [True, False], ids=["mean", "sum"])
 
-# Half precision is computed in float32 and rounded once, by at most half of its epsilon.
-ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-TOLERANCE = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-5,
-    torch.float16: ROUNDING[torch.float16] + 1e-5,
-    torch.bfloat16: ROUNDING[torch.bfloat16] + 1e-5,
-}
-every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+precise_and_half = pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 
 
 def widen(x):
@@ -72,53 +60,32 @@ MAPS = {
 }
 
 
-def tensor(rng, *shape, dtype=torch.float64):
-    return torch.from_numpy(rng.normal(size=shape)).to(dtype)
-
-
 def draw(seed=0, Nq=7, Nk=7, D=3, M=4, leading=((), (), ()), dtype=torch.float64):
-    rng = np.random.default_rng(seed)
     shapes = ((Nq, D), (Nk, D), (Nk, M))
-    return [
-        tensor(rng, *lead, *shape, dtype=dtype) for lead, shape in zip(leading, shapes, strict=True)
-    ]
+    own = (lead + shape for lead, shape in zip(leading, shapes, strict=True))
+    return to_tensors(*normal(*own, seed=seed), dtype=dtype)
 
 
 def draw_state(C=3, M=4, leading=(), seed=1, dtype=torch.float64):
     """A state whose normalizer is positive."""
-    rng = np.random.default_rng(seed)
-    S, z = tensor(rng, *leading, C, M), 1 + tensor(rng, *leading, C).abs()
-    return LinearAttentionState(S.to(dtype), z.to(dtype))
+    S, z = normal((*leading, C, M), (*leading, C), seed=seed)
+    return LinearAttentionState(*to_tensors(S, 1 + abs(z), dtype=dtype))
 
 
 def arrays(*tensors):
-    return [x.detach().double().numpy() for x in tensors]
+    return [numbers(x) for x in tensors]
 
 
 def numpy_state(state):
     return None if state is None else reference.LinearAttentionState(*arrays(*state))
 
 
-def kept(dtype):
-    """The dtype of the state."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def assert_close(found, expected, tolerance=1e-12, dtype=None):
-    """The same shape, and an error relative to the largest number; expected may be NumPy's."""
-    if dtype is not None:
-        assert found.dtype == dtype
-    found, expected = (torch.as_tensor(x).detach().double() for x in (found, expected))
-    bound = tolerance * max(1, expected.abs().max()) if expected.numel() else 0
-    torch.testing.assert_close(found, expected, rtol=0, atol=float(bound))
-
-
-def assert_result(found, expected, dtype, form=None):
+def assert_result(found, expected, dtype):
     """Outputs and state, against NumPy's."""
     (out, state), (expected_out, expected_state) = found, expected
-    assert_close(out, expected_out, TOLERANCE[dtype], dtype)
+    assert_close(out, expected_out, dtype)
     for x, y in zip(state, expected_state, strict=True):
-        assert_close(x, y, TOLERANCE[kept(dtype)], kept(dtype))
+        assert_close(x, y, kept(dtype))
 
 
 # Every form is NumPy's function.
@@ -133,7 +100,7 @@ def assert_result(found, expected, dtype, form=None):
     segment=st.sampled_from([1, 13, 32, 1024]),
     D=st.integers(1, 4),
     M=st.integers(0, 5),
-    dtype=st.sampled_from(list(TOLERANCE)),
+    dtype=st.sampled_from(DTYPES),
     name=st.sampled_from(list(MAPS)),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -169,7 +136,7 @@ def test_causal_forms_are_numpys(
     Nk=st.integers(0, 30),
     D=st.integers(1, 4),
     M=st.integers(0, 5),
-    dtype=st.sampled_from(list(TOLERANCE)),
+    dtype=st.sampled_from(DTYPES),
     name=st.sampled_from(list(MAPS)),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -182,84 +149,26 @@ def test_global_forms_are_numpys(shapes, Nq, Nk, D, M, dtype, name, seed):
     expected = reference.linear_attention(*arrays(q, k, v), feature_map=twin, normalize=normalize)
     for form in [*GLOBAL, None]:
         out = linear_attention(q, k, v, feature_map=feature_map, normalize=normalize, form=form)
-        assert_close(out, expected, TOLERANCE[dtype], dtype)
+        assert_close(out, expected, dtype)
 
 
-@every_form
 @pytest.mark.parametrize(
     "make", [polynomial, positive_random_features], ids=lambda make: make.__name__
 )
-def test_other_maps(causal, form, make):
+@pytest.mark.parametrize("causal", [False, True])
+def test_other_maps(causal, make):
     q, k, v = draw(3, 9, 9, leading=((2,), (2,), (2,)))
     twin = getattr(reference, make.__name__)(4, 3)
     expected = reference.linear_attention(*arrays(q, k, v), feature_map=twin, causal=causal)
-    options = {"causal": causal, "form": form, "chunk_size": 4}
-    assert_close(linear_attention(q, k, v, feature_map=make(4, 3), **options), expected, 1e-11)
-
-
-KEYS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-VALUES = torch.tensor([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
-
-
-@every_causal_form
-@every_dtype
-def test_worked_numbers_causal(form, dtype):
-    q, k, v = KEYS.to(dtype), KEYS.to(dtype), VALUES.to(dtype)
-    options = {"feature_map": identity, "causal": True, "form": form, "chunk_size": 2}
-    options["return_state"] = True
-    out, state = linear_attention(q, k, v, normalize=False, **options)
-    assert out.tolist() == [[10, 20], [30, 40], [140, 180]]
-    assert state.S.tolist() == [[60, 80], [80, 100]] and state.z.tolist() == [2, 2]
-    assert linear_attention(q, k, v, **options)[0].tolist() == [[10, 20], [30, 40], [35, 45]]
-
-
-@pytest.mark.parametrize("form", GLOBAL)
-def test_worked_numbers_global(form):
-    out = linear_attention(KEYS, KEYS, VALUES, feature_map=identity, normalize=False, form=form)
-    assert out.tolist() == [[60, 80], [80, 100], [140, 180]]
-    out = linear_attention(KEYS, KEYS, VALUES, feature_map=identity, form=form)
-    assert out.tolist() == [[30, 40], [40, 50], [35, 45]]
+    options = {"causal": causal, "chunk_size": 4}
+    assert_close(linear_attention(q, k, v, feature_map=make(4, 3), **options), expected)
 
 
 # What lesson_code.checks says, of tensors.
 
 
 def tensors(rng, N, **sizes):
-    return [torch.from_numpy(x) for x in random_qkv(rng, N, **sizes)]
-
-
-def heads(rng, N):
-    return tensors(rng, N, leading=(2, 3), D=4, M=3)
-
-
-@both_normalizations
-def test_checks(normalize):
-    def attention(q, k, v, **options):
-        options |= {"causal": True, "form": "chunkwise", "chunk_size": 5}
-        return linear_attention(q, k, v, normalize=normalize, **options)
-
-    def numpys(q, k, v):
-        out = reference.linear_attention(*arrays(q, k, v), causal=True, normalize=normalize)
-        return torch.from_numpy(out)
-
-    for inputs in (tensors, heads):
-        check_same(attention, numpys, inputs=inputs)
-    check_causal(attention, inputs=tensors)
-    with mock.patch.dict(engine.SEGMENT, cpu=16):
-        check_causal(attention, inputs=heads)
-        check_streaming(attention, inputs=heads)
-        check_gradients(attention, inputs=tensors)
-
-
-@pytest.mark.parametrize("form", GLOBAL)
-@both_normalizations
-def test_checks_of_global_forms(form, normalize):
-    def attention(q, k, v):
-        return linear_attention(q, k, v, form=form, normalize=normalize)
-
-    check_gradients(attention, inputs=tensors)
-    with pytest.raises(AssertionError, match="Position 0 looks ahead"):
-        check_causal(attention, inputs=tensors)
+    return to_tensors(*random_qkv(rng, N, **sizes))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +193,7 @@ def test_memory_of_the_other_forms():
 # The state: streaming, single steps, precision.
 
 
-@every_dtype
+@precise_and_half
 @both_normalizations
 def test_write_and_read_are_one_step_of_the_recurrence(dtype, normalize):
     q, k, v = (x.abs() for x in draw(5, leading=((2, 3), (3,), (2, 1)), dtype=dtype))
@@ -297,21 +206,20 @@ def test_write_and_read_are_one_step_of_the_recurrence(dtype, normalize):
         for t in range(7):
             state = state.write(k[..., t, :], v[..., t, :])
             read = state.read(q[..., t, :], normalize=normalize)
-            assert_close(read, out[..., t, :], TOLERANCE[dtype], dtype)
+            assert_close(read, out[..., t, :], dtype)
         for x, y in zip(state, final, strict=True):
-            assert_close(x, y, TOLERANCE[kept(dtype)], kept(dtype))
+            assert_close(x, y, kept(dtype))
 
 
 def test_write_and_read_broadcast():
     """Whichever of the four brings a leading dimension, S and z both get it."""
     for bringer in range(4):
         lead = [(5,) if i == bringer else () for i in range(4)]
-        rng = np.random.default_rng(bringer)
-        k, v = tensor(rng, *lead[0], 3), tensor(rng, *lead[1], 4)
-        state = LinearAttentionState(tensor(rng, *lead[2], 3, 4), tensor(rng, *lead[3], 3))
+        shapes = ((*lead[0], 3), (*lead[1], 4), (*lead[2], 3, 4), (*lead[3], 3), (2, 1, 3))
+        k, v, S, z, q = to_tensors(*normal(*shapes))
+        state = LinearAttentionState(S, z)
         written = state.write(k, v)
         expected = numpy_state(state).write(*arrays(k, v))
-        q = tensor(rng, 2, 1, 3)
         assert written.S.shape == (5, 3, 4) and written.z.shape == (5, 3)
         for x, y in zip(written, expected, strict=True):
             assert_close(x, y)
@@ -353,9 +261,9 @@ def test_a_million_tokens_in_constant_memory(dtype):
     S = (fk[:, :, None] * v.double()[:, None]).cumsum(dim=0)  # (N, D, M), in float64
     z = fk.cumsum(dim=0)
     expected = (fq[:, None] @ S)[:, 0] / (fq * z).sum(dim=-1, keepdim=True)
-    assert_close(state.S / S[-1], torch.ones(D, M), 2e-5)
-    assert_close(state.z / z[-1], torch.ones(D), 2e-5)
-    bound = 2e-5 + ROUNDING.get(dtype, 0)
+    assert_close((state.S / S[-1]).float(), torch.ones(D, M), torch.float32)
+    assert_close((state.z / z[-1]).float(), torch.ones(D), torch.float32)
+    bound = 2e-5 + (dtype == torch.bfloat16) * TOLERANCE["bfloat16"]
     assert ((torch.cat(outputs) - expected).abs() <= bound * expected.abs() + 2e-5).all()
 
 
@@ -370,33 +278,14 @@ def call(q, k, v, causal, form, state=None, **options):
 
 
 @every_form
-def test_expanded_inputs_and_their_gradients(causal, form):
-    """One sequence for all heads: its gradient is the sum over the heads."""
-    q, k, v = (x.requires_grad_() for x in draw(8))
-    state = draw_state() if causal else None
-    shared = [x.expand(2, 3, *x.shape) for x in (q, k, v)]
-    found = call(*shared, causal, form, state)
-    expected = call(q, k, v, causal, form, state)
-    for x, y in zip(found, expected, strict=True):
-        assert_close(x, y.expand(2, 3, *y.shape))
-    gradients, single = (
-        torch.autograd.grad(sum(x.square().sum() for x in result), (q, k, v))
-        for result in (found, expected)
-    )
-    for x, y in zip(gradients, single, strict=True):
-        assert_close(x, 6 * y, 1e-11)
-
-
-@every_form
-@pytest.mark.parametrize("feature_map", [identity, elu_plus_one, widen])
-def test_outputs_own_their_memory(causal, form, feature_map):
+def test_outputs_own_their_memory(causal, form):
     """A view would keep every state of the scan alive, or write into what the caller owns."""
     sizes = itertools.product((0, 1, 9), (((), (), ()), ((2, 3), (3,), (2, 1))))
     for N, leading in sizes:
         q, k, v = draw(9, N, N, leading=leading)
-        state = draw_state(7 if feature_map is widen else 3) if causal else None
+        state = draw_state() if causal else None
         given_tensors = [q, k, v, *(state or ())]
-        found = call(q, k, v, causal, form, state, feature_map=feature_map, normalize=False)
+        found = call(q, k, v, causal, form, state, feature_map=identity, normalize=False)
         for x in found:
             assert x.untyped_storage().nbytes() == x.nbytes
             x.fill_(math.nan)
@@ -419,9 +308,8 @@ def test_states_own_their_memory():
 
 
 @every_form
-@every_dtype
-def test_a_normalizer_of_zero_gives_zero_and_no_gradient(causal, form, dtype):
-    q, k, v = (x.abs() for x in draw(11, 6, 6, dtype=dtype))
+def test_a_normalizer_of_zero_gives_zero_and_no_gradient(causal, form):
+    q, k, v = (x.abs() for x in draw(11, 6, 6))
     k[:2] = -k[:2]  # nothing is remembered before position 2
     q[4] = -q[4]  # and nothing is asked at position 4
     q, k, v = (x.requires_grad_() for x in (q, k, v))
@@ -453,7 +341,7 @@ def test_a_normalizer_of_zero_beside_a_numerator_that_is_not(causal, form):
 
 
 @every_form
-@every_dtype
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_strongly_negative_inputs(causal, form, dtype):
     """exp(-80) is a number, and a mean of equal values is this value."""
     q, k, _ = draw(12, 9, 9, dtype=dtype)
@@ -461,53 +349,16 @@ def test_strongly_negative_inputs(causal, form, dtype):
     k = (k * 0 - 80).requires_grad_()
     options = {"causal": causal, "form": form, "chunk_size": 4}
     out = linear_attention(q, k, v, **options)
-    assert_close(out, torch.full((9, 2), 3.0), TOLERANCE[dtype])
+    assert_close(out, torch.full((9, 2), 3.0), dtype)
     assert torch.autograd.grad(out.sum(), k)[0].isfinite().all()
     if causal:
         _, state = linear_attention(q, k, v, return_state=True, **options)
         assert (state.z > 0).all()
     q, k = q * 0 - 80, k.detach()  # the products are exp(-160): 0 in float32
     out = linear_attention(q.requires_grad_(), k.requires_grad_(), v, **options)
-    assert_close(out, torch.full((9, 2), 3.0 * (dtype == torch.float64)))
+    assert_close(out, torch.full((9, 2), 3.0 * (dtype == torch.float64)), dtype)
     for gradient in torch.autograd.grad(out.sum(), (q, k)):
         assert gradient.isfinite().all()
-
-
-@every_form
-@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-def test_half_precision_is_computed_in_float32_and_rounded_once(causal, form, dtype):
-    q, k, v = draw(13, 300, 300, dtype=dtype)
-    v = v + 10
-    expected = torch.from_numpy(reference.linear_attention(*arrays(q, k, v), causal=causal))
-    out = linear_attention(q, k, v, causal=causal, form=form)
-    assert out.dtype == dtype
-    assert ((out - expected).abs() <= (ROUNDING[dtype] + 1e-5) * expected.abs()).all()
-
-
-@every_form
-@pytest.mark.parametrize("feature_map", [elu_plus_one, widen])
-def test_autocast_lowers_no_precision(causal, form, feature_map):
-    q, k, v = (x.requires_grad_() for x in draw(14, 20, 20, dtype=torch.float32))
-    state = draw_state(C=7 if feature_map is widen else 3, dtype=torch.float32) if causal else None
-
-    def run():
-        return [
-            *call(q, k, v, causal, form, state, feature_map=feature_map),
-            draw_state(dtype=torch.float32).read(q[0]),
-        ]
-
-    expected = run()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
-        found = run()
-    for x, y in zip(found, expected, strict=True):
-        assert x.dtype == torch.float32 and torch.equal(x, y)
-    found, expected = (
-        torch.autograd.grad(sum(x.square().sum() for x in outs), (q, k, v))
-        for outs in (found, expected)
-    )
-    for x, y in zip(found, expected, strict=True):
-        assert torch.equal(x, y)
 
 
 # Derivatives and transformations.
@@ -558,7 +409,7 @@ def test_a_map_with_parameters_trains(causal, form):
     assert_close(out, expected)
     (expected,) = torch.autograd.grad(expected.square().sum(), phi.parameters())
     assert expected.abs().max() > 0.1
-    assert_close(found, expected, 1e-11)
+    assert_close(found, expected)
 
 
 @every_form
@@ -578,22 +429,6 @@ def test_vmap_over_any_dimension(causal, form):
     assert_close(shared, linear_attention(q[1], k, v[0], **options))
     twice = torch.vmap(torch.vmap(attention), in_dims=1)(*(x[:, None] for x in (q, k, v)))
     assert_close(twice, whole[None])
-
-
-@every_form
-def test_grad_and_vmap_of_grad(causal, form):
-    args = draw(21, 9, 9, leading=((2,), (2,), (2,)))
-
-    def loss(q, k, v):
-        out = linear_attention(q, k, v, causal=causal, form=form, chunk_size=4)
-        return out.square().sum()
-
-    tracked = [x.clone().requires_grad_() for x in args]
-    expected = torch.autograd.grad(loss(*tracked), tracked)
-    of_one = torch.func.grad(loss, argnums=(0, 1, 2))
-    for found in (of_one(*args), torch.vmap(of_one)(*args)):
-        for x, y in zip(found, expected, strict=True):
-            assert_close(x, y, 1e-11)
 
 
 def test_vmap_over_states():
@@ -637,7 +472,7 @@ def test_every_form_compiles_as_one_graph():
         torch.autograd.grad(sum(x.square().sum() for x in outs), args) for outs in (found, expected)
     )
     for x, y in zip(found, expected, strict=True):
-        assert_close(x, y, 1e-11)
+        assert_close(x, y)
 
 
 def test_steps_compile_as_one_graph():
@@ -876,53 +711,10 @@ def test_known_bug_the_state_is_written_in_place():
 STATE = draw_state()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"form": "linear", "causal": True}, ValueError, "form must be None or one of 'masked', "),
-        ({"form": "masked"}, ValueError, "form must be None or one of 'quadratic', 'linear' when"),
-        ({"form": "parallel"}, ValueError, "form must be .* got 'parallel'"),
-        ({"form": 1, "causal": True}, ValueError, "form must be .* got 1"),
-        ({"initial_state": STATE}, ValueError, "initial_state needs causal=True, got"),
-        ({"return_state": True}, ValueError, "return_state needs causal=True, got"),
-        ({"feature_map": "elu"}, TypeError, "feature_map must be callable, got str"),
-        ({"feature_map": "elu_plus_one", "causal": True, "form": "chunkwise"}, TypeError, "featu"),
-        ({"feature_map": taylor(4)}, ValueError, r"x must have shape \(\.\.\., 4\)"),
-    ],
-)
-def test_options(options, error, message):
-    with pytest.raises(error, match="^" + message):
-        linear_attention(*draw(), **options)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda x: x.sum(dim=-1),
-        lambda x: x[..., :2, :],
-        lambda x: x.mT,
-        lambda x: x[None],
-        lambda x: x.int(),
-        lambda x: x > 0,
-        lambda x: x.tolist(),
-        lambda x: x.numpy(),
-        lambda x: None,
-        lambda x: torch.ones(7, 1 + int(x[0, 0] > 0)),  # another width for q than for k
-    ],
-)
-def test_feature_maps_that_do_not_fit(wrong):
-    q, k, v = draw()
-    q[0, 0], k[0, 0] = 1, -1
-    for causal in (False, True):
-        with pytest.raises(ValueError, match="^feature_map must "):
-            linear_attention(q, k, v, feature_map=wrong, causal=causal)
-
-
-@every_causal_form
 @pytest.mark.parametrize("feature_map", [elu_plus_one, widen])
-def test_a_state_is_as_wide_as_the_features(form, feature_map):
+def test_a_state_is_as_wide_as_the_features(feature_map):
     C = 7 if feature_map is widen else 3
-    options = {"feature_map": feature_map, "causal": True, "form": form}
+    options = {"feature_map": feature_map, "causal": True}
     linear_attention(*draw(), initial_state=draw_state(C), **options)
     message = f"^S of initial_state must have the width C, {C}, got 4"
     with pytest.raises(ValueError, match=message):
@@ -946,7 +738,7 @@ def test_a_feature_map_that_does_not_fit_is_described():
         linear_attention(q, k, v, feature_map=lambda x: x.sum(dim=-1))
 
 
-@every_dtype
+@precise_and_half
 @pytest.mark.parametrize("causal", [False, True])
 def test_feature_maps_are_given_and_cast_to_the_accumulation_dtype(causal, dtype):
     q, k, v = draw(dtype=dtype)
@@ -959,7 +751,7 @@ def test_feature_maps_are_given_and_cast_to_the_accumulation_dtype(causal, dtype
     out = linear_attention(q, k, v, feature_map=phi, causal=causal)
     assert seen == [kept(dtype)] * 2
     expected = linear_attention(q, k, v, feature_map=torch.square, causal=causal)
-    assert_close(out, expected, 2 * TOLERANCE[dtype], dtype)
+    assert_close(out, expected, dtype)
 
 
 def test_states_refuse():

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_s
 from lesson_code.measure import peak_bytes
 from lesson_code.torch.engines import additive as engine
 from lesson_code.torch.engines.additive import additive
+from tests.arrays import assert_close, tensors
 
 FORMS = ["recurrent", "parallel", "chunkwise"]
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -45,8 +46,8 @@ def the_sum(q, k, v, g, S, u=None):
     return torch.cat(outs, dim=-2) if outs else (q if u is None else q * u[..., None, :]) @ S, state
 
 
-def tensor(rng, *shape, dtype=torch.float64):
-    return torch.from_numpy(rng.normal(size=shape)).to(dtype)
+def tensor(rng, *shape):
+    return tensors(rng.normal(size=shape))[0]
 
 
 def decay_logs(rng, *shape):
@@ -69,12 +70,6 @@ def draw(seed=0, N=7, C=3, M=4, width=3, bonus=False, leading=((),) * 6, logs=de
         tensor(rng, *of_S, C, M).expand(*shared, C, M),
         tensor(rng, *of_u, C) if bonus else None,
     ]
-
-
-def assert_close(found, expected, tolerance=1e-12):
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    bound = tolerance * max(1, expected.abs().max()) if expected.numel() else 0
-    torch.testing.assert_close(found, expected, rtol=0, atol=float(bound))
 
 
 # Every form is the sum.
@@ -115,42 +110,6 @@ def test_forms_are_the_sum(shapes, N, chunk_size, C, M, one_decay, bonus, seed):
 @every_form
 @every_width
 @with_and_without_bonus
-def test_dimensions_that_only_queries_have_do_not_reach_the_state(form, width, bonus):
-    leading = ((5, 1, 1), (3, 1), (1, 1), (2,), (), (2,))
-    out, S = additive(form, *draw(1, 9, 3, 4, width, bonus, leading), chunk_size=4)
-    assert out.shape == (5, 3, 2, 9, 4) and S.shape == (3, 2, 3, 4)
-
-
-@every_form
-def test_worked_numbers(form):
-    """Three tokens, a decay of 1/2, and then a bonus of 3: once after the write, once before."""
-    q = k = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    v = torch.tensor([[16.0, 8.0], [4.0, 12.0], [2.0, 6.0]])
-    g, S = torch.full((3, 1), 0.5).log(), torch.zeros(2, 2)
-    out, last = additive(form, q, k, v, g, S, chunk_size=2)
-    assert_close(out, torch.tensor([[16.0, 8], [4, 12], [10, 20]]), 1e-6)
-    assert_close(last, torch.tensor([[6.0, 8], [4, 12]]), 1e-6)
-    out, last = additive(form, q, k, v, g, S, torch.full((2,), 3.0), chunk_size=2)
-    assert_close(out, torch.tensor([[48.0, 24], [12, 36], [12 + 12, 16 + 36]]), 1e-6)
-    assert_close(last, torch.tensor([[6.0, 8], [4, 12]]), 1e-6)  # the bonus is not stored
-
-
-@every_form
-@every_width
-@with_and_without_bonus
-def test_split_anywhere(form, width, bonus):
-    q, k, v, g, S, u = draw(2, 9, 3, 4, width, bonus)
-    whole, final = additive("recurrent", q, k, v, g, S, u)
-    for t in range(10):
-        head, between = additive(form, q[:t], k[:t], v[:t], g[:t], S, u, chunk_size=4)
-        tail, last = additive(form, q[t:], k[t:], v[t:], g[t:], between, u, chunk_size=4)
-        assert_close(torch.cat([head, tail]), whole)
-        assert_close(last, final)
-
-
-@every_form
-@every_width
-@with_and_without_bonus
 def test_zeros_change_nothing(form, width, bonus):
     """Padding with k = v = g = 0 leaves the state as it is, to the last digit."""
     q, k, v, g, S, u = draw(3, 0, 3, 4, width, bonus)
@@ -183,7 +142,7 @@ def test_no_exponent_is_above_zero(form, width, bonus):
 @every_form
 @every_width
 @with_and_without_bonus
-@pytest.mark.parametrize("strength", [-50.0, -1e4, -INF])
+@pytest.mark.parametrize("strength", [-1e4, -INF])
 def test_strong_decays_in_float32(form, width, bonus, strength):
     """Everywhere, or only here and there: finite, right, and so are all gradients."""
     for everywhere in (True, False):
@@ -197,14 +156,14 @@ def test_strong_decays_in_float32(form, width, bonus, strength):
         found = additive(form, *single, chunk_size=8)
         for x, right in zip(found, expected, strict=True):
             assert x.isfinite().all()
-            assert_close(x.double(), right, 2e-6)
+            assert_close(x.double(), right, tolerance=2e-6)
         double = [x.detach().clone().requires_grad_() for x in args]
         loss, right = (sum(x.square().sum() for x in outs) for outs in (found, the_sum(*double)))
         for x, y in zip(
             torch.autograd.grad(loss, single), torch.autograd.grad(right, double), strict=True
         ):
             assert x.isfinite().all()
-            assert_close(x.double(), y, 1e-5)
+            assert_close(x.double(), y, tolerance=1e-5)
 
 
 @every_form
@@ -221,7 +180,7 @@ def test_a_decay_of_zero_has_a_gradient_of_zero(form, width):
     other = [x.clone() for x in (k, v)]
     other[0][:4], other[1][:4] = 1e3, -1e3
     again, same = additive(form, q, *other, g.detach(), 1e3 * S, chunk_size=4)
-    assert_close(again[4:], out[4:].detach(), 1e-9)
+    assert_close(again[4:], out[4:].detach(), tolerance=1e-9)
     assert_close(same, last.detach())
 
 
@@ -237,7 +196,7 @@ def test_weak_decays_beside_strong_ones_keep_their_digits(form, width, bonus):
     exact = additive("recurrent", *args)
     found = additive(form, *(x.float() for x in args), chunk_size=64)
     for x, y in zip(found, exact, strict=True):
-        assert_close(x.double(), y, 1e-6)
+        assert_close(x.double(), y, tolerance=1e-6)
 
 
 # Derivatives.
@@ -257,24 +216,7 @@ def test_gradients_are_those_of_the_sum(form, width, bonus):
         results.append(torch.autograd.grad(loss, tracked))
     for x, y in zip(*results, strict=True):
         assert x.isfinite().all()
-        assert_close(x, y, 1e-11)
-
-
-@every_form
-@every_width
-@with_and_without_bonus
-def test_gradcheck(form, width, bonus):
-    width = 2 if width > 1 else 1
-    args = [
-        x for x in draw(9, 5, 2, 3, width, bonus, ((2,), (), (2,), (), (), ())) if x is not None
-    ]
-    args[3] = args[3].clamp(min=-3)  # at -inf finite differences are NaN
-
-    def function(*args):
-        return additive(form, *args, chunk_size=3)
-
-    args = [x.detach().clone().requires_grad_() for x in args]
-    assert torch.autograd.gradcheck(function, args)
+        assert_close(x, y)
 
 
 # Which form.

@@ -1,0 +1,201 @@
+"""The definition of each operator for one sequence: the sum it stands for, with plain loops.
+
+What has no chunks, no scan and no cumulative sum cannot share their mistakes. NumPy and torch are
+compared with the same definitions, in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from tests.arrays import numbers
+
+ORACLES = {}
+
+
+def every_sequence(one, arrays, axes, **options):
+    """The results of `one` for each sequence of the leading dimensions, which broadcast."""
+    own = [x.shape[x.ndim - n :] for x, n in zip(arrays, axes, strict=True)]
+    leading = np.broadcast_shapes(
+        *(x.shape[: x.ndim - n] for x, n in zip(arrays, axes, strict=True))
+    )
+    wide = [np.broadcast_to(x, leading + s) for x, s in zip(arrays, own, strict=True)]
+    results = [one(*(x[at] for x in wide), **options) for at in np.ndindex(leading)]
+    shapes = [x.shape for x in (results or [one(*map(np.zeros, own), **options)])[0]]
+    return [
+        np.array([result[i] for result in results]).reshape(leading + shape)
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def oracle(*axes: int, reads: tuple[int, ...] = ()):
+    """Makes a definition for one sequence, of arrays with so many axes, one for many sequences.
+
+    It returns the outputs and what is remembered; the arguments whose places are in `reads` are
+    not, and neither are their leading dimensions.
+    """
+
+    def decorate(one):
+        @functools.wraps(one)
+        def many(*arrays, **options):
+            arrays = [numbers(x) for x in arrays]
+            out = every_sequence(one, arrays, axes, **options)[0]
+            silent = [
+                np.zeros(x.shape[x.ndim - n :]) if i in reads else x
+                for i, (x, n) in enumerate(zip(arrays, axes, strict=True))
+            ]
+            return [out, *every_sequence(one, silent, axes, **options)[1:]]
+
+        ORACLES[one.__name__] = many
+        return many
+
+    return decorate
+
+
+@oracle(2, 2, 2, 2, 2, reads=(0,))
+def gated_linear_attention(q, k, v, log_decay, S):
+    """o_t = Σ_{j<=t} Σ_d q_td k_jd Π_{j<i<=t} alpha_id v_j, and what is left of S."""
+    alpha, out = np.exp(log_decay), np.zeros(v.shape)
+    for t in range(len(k)):
+        out[t] = (q[t] * np.prod(alpha[: t + 1], axis=0)) @ S
+        for j in range(t + 1):
+            out[t] += (q[t] * k[j] * np.prod(alpha[j + 1 : t + 1], axis=0)).sum() * v[j]
+    return out, decayed_sum(alpha, k, v, S)
+
+
+def decayed_sum(alpha, k, v, S):
+    """What is remembered at the end: each pair with the decays that come after it."""
+    last = np.prod(alpha, axis=0)[:, None] * S
+    for j in range(len(k)):
+        last = last + np.prod(alpha[j + 1 :], axis=0)[:, None] * np.outer(k[j], v[j])
+    return last
+
+
+@oracle(2, 2, 2, 2, 1, 2, reads=(0, 4))
+def rwkv6(r, k, v, log_decay, bonus, S):
+    """o_t = Σ_{j<t} Σ_d r_td k_jd Π_{j<i<t} alpha_id v_j, and the own token bonus times."""
+    alpha, out = np.exp(log_decay), np.zeros(v.shape)
+    for t in range(len(k)):
+        out[t] = (r[t] * np.prod(alpha[:t], axis=0)) @ S + (r[t] * bonus * k[t]).sum() * v[t]
+        for j in range(t):
+            out[t] += (r[t] * k[j] * np.prod(alpha[j + 1 : t], axis=0)).sum() * v[j]
+    return out, decayed_sum(alpha, k, v, S)
+
+
+@oracle(2, 2, 2, 0, 2, reads=(0,))
+def retention(q, k, v, decay, S):
+    """What is n - m tokens old weighs decay^(n - m)."""
+    N, out, last = len(k), np.zeros(v.shape), decay ** len(k) * S
+    for n in range(N):
+        out[n] = decay ** (n + 1) * (q[n] @ S)
+        for m in range(n + 1):
+            out[n] += decay ** (n - m) * (q[n] @ k[m]) * v[m]
+        last = last + decay ** (N - 1 - n) * np.outer(k[n], v[n])
+    return out, last
+
+
+@oracle(2, 2, 2, 1, 1, 2, reads=(0,))
+def gated_delta_rule(q, k, v, beta, log_decay, S):
+    """S_t = a_t (I - beta_t k_t k_t') S_{t-1} + beta_t k_t v_t': the transition is a matrix."""
+    out = np.zeros(v.shape)
+    for t in range(len(k)):
+        transition = np.eye(k.shape[1]) - beta[t] * np.outer(k[t], k[t])
+        S = math.exp(log_decay[t]) * transition @ S + beta[t] * np.outer(k[t], v[t])
+        out[t] = q[t] @ S
+    return out, S
+
+
+def delta_rule(q, k, v, beta, S):
+    return gated_delta_rule(q, k, v, beta, np.zeros(np.shape(k)[-2]), S)
+
+
+ORACLES["delta_rule"] = delta_rule
+
+
+@oracle(2, 2, 2, 2, 2, 1, 2, reads=(4, 5))
+def selective_scan(x, delta, A, B, C, D, h):
+    """The state after t tokens as a sum over what was written, each with one exp."""
+    N, out = len(x), np.zeros(x.shape)
+    for t in range(N + 1):
+        state = np.exp(A * delta[:t].sum(axis=0)[:, None]) * h
+        for j in range(t):
+            since = delta[j + 1 : t].sum(axis=0)[:, None]
+            state = state + np.exp(A * since) * np.outer(delta[j] * x[j], B[j])
+        if t:
+            out[t - 1] = state @ C[t - 1] + D * x[t - 1]
+    return out, state
+
+
+@oracle(2, 1, 2, 2, 2, reads=(3,))
+def state_space_dual(x, log_decay, B, C, S):
+    """y_t = Σ_j (C_t·B_j) exp(g_{j+1} + ... + g_t) x_j, and what the first state adds."""
+    N, out, last = len(x), np.zeros(x.shape), np.exp(log_decay.sum()) * S
+    for t in range(N):
+        out[t] = np.exp(log_decay[: t + 1].sum()) * C[t] @ S
+        for j in range(t + 1):
+            out[t] += (C[t] @ B[j]) * np.exp(log_decay[j + 1 : t + 1].sum()) * x[j]
+        last = last + np.exp(log_decay[t + 1 :].sum()) * np.outer(B[t], x[t])
+    return out, last
+
+
+@oracle(2, 2, 1, 1, 1, 1)
+def wkv(k, v, decay, bonus, a, b):
+    """Outputs, and the sums of weighted values and of weights for the token after the last."""
+    out = np.zeros(v.shape)
+    for t in range(len(k) + 1):
+        numerator, denominator = a * np.exp(-t * decay), b * np.exp(-t * decay)
+        for i in range(t):
+            weight = np.exp(k[i] - (t - 1 - i) * decay)
+            numerator, denominator = numerator + weight * v[i], denominator + weight
+        if t < len(k):
+            own = np.exp(bonus + k[t])
+            out[t] = (numerator + own * v[t]) / (denominator + own)
+    return out, numerator, denominator
+
+
+@oracle(2, 2, 2, 2)
+def aft_full(q, k, v, position_bias, *, causal=False):
+    """A mean of values with the weights exp(k + bias), behind the gate of the query."""
+    out = np.zeros(q.shape)
+    for t in range(len(q)):
+        seen = range(t + 1) if causal else range(len(k))
+        weights = {i: np.exp(k[i] + position_bias[t, i]) for i in seen}
+        if weights:
+            mean = sum(weights[i] * v[i] for i in seen) / sum(weights.values())
+            out[t] = mean * sigmoid(q[t])
+    return (out,)
+
+
+def aft_simple(q, k, v, *, causal=False):
+    bias = np.zeros((np.shape(q)[-2], np.shape(k)[-2]))
+    return aft_full(q, k, v, bias, causal=causal)
+
+
+ORACLES["aft_simple"] = aft_simple
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@oracle(2, 1, 1)
+def token_shift(x, mix, last):
+    rows = [last, *x]
+    mixed = [mix * rows[t + 1] + (1 - mix) * rows[t] for t in range(len(x))]
+    return (np.array(mixed).reshape(x.shape),)
+
+
+@oracle(2, 1, 1, 2, 2, 2, 1)
+def channel_mix(x, mix_k, mix_r, W_k, W_v, W_r, last):
+    (k,), (r,) = (token_shift(x, mix, last) for mix in (mix_k, mix_r))
+    return (sigmoid(r @ W_r) * (np.maximum(k @ W_k, 0) ** 2 @ W_v),)
+
+
+@oracle(2, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1, 1)
+def time_mix(x, mix_k, mix_v, mix_r, W_k, W_v, W_r, W_o, decay, bonus, last, a, b):
+    (k,), (v,), (r,) = (token_shift(x, mix, last) for mix in (mix_k, mix_v, mix_r))
+    mean, *sums = wkv(k @ W_k, v @ W_v, decay, bonus, a, b)
+    return (sigmoid(r @ W_r) * mean) @ W_o, *sums

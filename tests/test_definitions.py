@@ -1,0 +1,110 @@
+"""Every form of an operator is its definition, in NumPy and in torch.
+
+Lengths, widths, leading dimensions, chunks and precision are drawn, and with them the values that
+forms treat alike only with care: gates that are closed or open, steps of zero, keys of length 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import lesson_code.numpy as ln
+import lesson_code.torch as lt
+from lesson_code.torch.engines import selective
+from tests.arrays import TOLERANCE, assert_close, in_dtype, kept, name_of, numbers
+from tests.operators import CONTRACTS, NAMES, SIZES, draw, draw_state, leaves, options_of, special
+from tests.oracles import ORACLES
+
+# What may be left out, and is zero then.
+OPTIONAL = {"selective_scan": "D", "token_shift": "last", "channel_mix": "last", "time_mix": "last"}
+
+
+def sums_of(state):
+    """The numbers that a state stands for: those of WKV are kept with a common factor."""
+    if isinstance(state, (ln.WKVState, lt.WKVState)):
+        scale = np.exp(numbers(state.maximum))
+        return [numbers(state.numerator) * scale, numbers(state.denominator) * scale]
+    return [numbers(state)]
+
+
+@contextlib.contextmanager
+def pieces(size):
+    """Torch's scan and its AFT go through their work in pieces: here in small ones."""
+    with (
+        mock.patch.multiple(selective, SEGMENT=60 * size, FEWEST=size),
+        mock.patch.object(sys.modules["lesson_code.torch.aft"], "TILE", 10 * size),
+    ):
+        yield
+
+
+LIBRARIES = {"numpy": ln, "torch": lt}
+DTYPES = {
+    "numpy": ["float64", "float32", "float16", "float64"],
+    "torch": [torch.float64, torch.float32, torch.float16, torch.bfloat16],
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("name", ORACLES)
+@settings(max_examples=40, deadline=None)
+@given(
+    N=st.integers(0, 16),
+    size=st.integers(1, 18),
+    leading=st.sampled_from([(), (2,), (3, 2), (2, 1, 3), (0,)]),
+    with_state=st.booleans(),
+    dtype=st.integers(0, 3),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(13, 5, (2, 3), True, 0, 0)
+@example(14, 4, (2, 3), True, 0, 1)
+@example(0, 4, (2, 3), True, 0, 2)
+@example(1, 4, (), False, 1, 3)
+def test_every_form_is_the_definition(name, library, N, size, leading, with_state, dtype, seed):
+    rng, contract, module = np.random.default_rng(seed), CONTRACTS[name], LIBRARIES[library]
+    dtype = DTYPES[library][dtype]
+
+    def part():
+        """Some of the leading dimensions, which broadcast to all of them."""
+        return tuple(1 if rng.random() < 0.3 else n for n in leading[rng.integers(3) :])
+
+    sizes = {x: int(rng.integers(x != "M", 5)) for x in SIZES}
+    arrays = draw(name, N, {x: part() for x in contract.axes}, seed, sizes=sizes)
+    arrays = {x: in_dtype(y, dtype) for x, y in special(name, arrays, rng).items()}
+    exact, given = {x: numbers(y) for x, y in arrays.items()}, {}
+    if name in OPTIONAL and not with_state:
+        width = arrays.pop(OPTIONAL[name]).shape[-1]
+        exact[OPTIONAL[name]] = np.zeros(width)
+    exact = list(exact.values())
+    if contract.state is not None:
+        given = {"return_state": True}
+        state = draw_state(name, part() if with_state else (), seed, sizes=sizes)
+        given_dtype = dtype if rng.random() < 0.3 else kept(dtype)
+        parts = [in_dtype(x, given_dtype) for x in (state if isinstance(state, tuple) else [state])]
+        state = getattr(module, type(state).__name__)(*parts) if len(parts) > 1 else parts[0]
+        exact += [x * with_state for x in sums_of(state)]
+        given |= {"initial_state": state} if with_state else {}
+    for options in options_of(name):
+        causal = {"causal": True} if options.get("causal") else {}
+        expected, *sums = ORACLES[name](*exact, **causal)
+        options = options | dict.fromkeys(contract.counts, size) | given
+        with pieces(size):
+            found = getattr(module, name)(**arrays, **options)
+        out, state = found if given else (found, ())
+        assert_close(out, expected, dtype)
+        assert {name_of(x.dtype) for x in leaves(state)} <= {name_of(kept(dtype))}
+        for x, y in zip(sums_of(state) if given else [], sums, strict=True):
+            assert_close(x, y, tolerance=TOLERANCE[name_of(kept(dtype))])
+
+
+def test_every_operator_has_a_definition():
+    """Softmax and linear attention have theirs in their own tests, with scales and feature maps."""
+    elsewhere = {name for name in NAMES if name.endswith("attention") and "gated" not in name}
+    assert set(NAMES) - set(ORACLES) == elsewhere | {"attention_weights"}
