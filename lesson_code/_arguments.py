@@ -64,12 +64,6 @@ def check_device(name: str, array, other_name: str, other) -> None:
         )
 
 
-def check_rank(name: str, array, axes: str) -> None:
-    """Refuse an array with fewer axes than ``axes`` names, as in ``"N, D"``."""
-    if array.ndim < len(axes.split(", ")):
-        raise ValueError(f"{name} must have shape (..., {axes}), got {tuple(array.shape)}.")
-
-
 class Axes(NamedTuple):
     """The last axes of an array by their letters; `alone` where there may be none before them."""
 
@@ -89,11 +83,11 @@ class Axes(NamedTuple):
 
 def letters_of(axes: str) -> list[str]:
     """["N", "D"] of "N D" and of "(N D)"."""
-    return axes.strip("()").replace(",", " ").split()
+    return axes.strip("()").split()
 
 
 def check_axes(**arrays: tuple) -> tuple[int, ...]:
-    """Refuse arrays that do not fit together, each given as name=(array, "N D").
+    """Refuse arrays that do not fit together, each given as name=(array, "N D") or "(N D)".
 
     A letter stands for one size, wherever it occurs. The axes before them broadcast to those that
     are returned.
@@ -131,12 +125,6 @@ def _shape(axes: list) -> str:
     return f"({', '.join(map(str, axes))}{',' * (len(axes) == 1)})"
 
 
-def check_alone(name: str, array, axes: str) -> None:
-    """Refuse an array with other axes than those that ``axes`` names: leading ones, too."""
-    if array.ndim != len(axes.split(", ")):
-        raise ValueError(f"{name} must have shape ({axes}), got {tuple(array.shape)}.")
-
-
 def check_size(name: str, size: int, what: str, expected: int) -> None:
     """Refuse a size that differs from the one that another argument has fixed."""
     if size != expected:
@@ -156,17 +144,6 @@ def check_leading(**shapes: tuple) -> tuple:
         raise ValueError(
             f"the leading dimensions of {', '.join(names)} and {last} must broadcast, got {listed}."
         ) from None
-
-
-def check_queries_keys_values(q, k, v) -> None:
-    """Refuse q (..., N, D), k (..., N, D) and v (..., N, M) that do not fit together."""
-    check_rank("q", q, "N, D")
-    check_rank("k", k, "N, D")
-    check_size("k", k.shape[-1], "the width of q", q.shape[-1])
-    check_leading(q=q.shape[:-2], k=k.shape[:-2])
-    check_rank("v", v, "N, M")
-    check_size("v", v.shape[-2], "the length of k", k.shape[-2])
-    check_leading(q=q.shape[:-2], k=k.shape[:-2], v=v.shape[:-2])
 
 
 def check_beside(name: str, array, like_name: str, like) -> None:

@@ -57,28 +57,29 @@ def test_arrays_that_are_not_floating(dtype):
         _arguments.check_arrays(np.ndarray, q=np.zeros(1), k=np.zeros(1, dtype))
 
 
-def test_shapes_of_queries_keys_values():
-    def shapes(q, k, v):
-        _arguments.check_queries_keys_values(np.zeros(q), np.zeros(k), np.zeros(v))
+def test_axes():
+    def shapes(q, k, v, u=(3,)):
+        arrays = {"q": (q, "Nq D"), "k": (k, "N D"), "v": (v, "N M"), "u": (u, "(D)")}
+        return _arguments.check_axes(**{x: (np.zeros(n), axes) for x, (n, axes) in arrays.items()})
 
-    shapes((5, 3), (7, 3), (7, 2))
-    shapes((2, 1, 5, 3), (4, 7, 3), (1, 7, 0))
-    shapes((0, 5, 3), (0, 0, 3), (1, 0, 2))
-    with refuses(ValueError, "q must have shape (..., N, D), got (3,)."):
-        shapes((3,), (7, 3), (7, 2))
-    with refuses(ValueError, "k must have shape (..., N, D), got ()."):
-        shapes((5, 3), (), (7, 2))
-    with refuses(ValueError, "v must have shape (..., N, M), got (7,)."):
-        shapes((5, 3), (7, 3), (7,))
-    with refuses(ValueError, "k must have the width of q, 3, got 4."):
-        shapes((5, 3), (7, 4), (7, 2))
-    with refuses(ValueError, "v must have the length of k, 7, got 5."):
-        shapes((5, 3), (7, 3), (5, 2))
-    with refuses(
-        ValueError,
-        "the leading dimensions of q, k and v must broadcast, got (2,), (2,), (3,).",
+    assert shapes((5, 3), (7, 3), (7, 2)) == ()
+    assert shapes((2, 1, 5, 3), (4, 7, 3), (1, 7, 0)) == (2, 4)
+    assert shapes((0, 5, 3), (0, 0, 3), (1, 0, 2)) == (0,)
+    for wrong, message in (
+        (((3,), (7, 3), (7, 2)), "q must have shape (..., Nq, D), got (3,)."),
+        (((5, 3), (), (7, 2)), "k must have shape (..., N, D), got ()."),
+        (((5, 3), (7, 3), (7,)), "v must have shape (..., N, M), got (7,)."),
+        (((5, 3), (7, 4), (7, 2)), "k must have shape (..., N, D), (..., 7, 3), got (7, 4)."),
+        (((5, 3), (7, 3), (5, 2)), "v must have shape (..., N, M), (..., 7, 2), got (5, 2)."),
+        (((5, 3), (7, 3), (7, 2), (4,)), "u must have shape (D,), (3,), got (4,)."),
+        (((5, 3), (7, 3), (7, 2), (1, 3)), "u must have shape (D,), (3,), got (1, 3)."),
+        (
+            ((2, 5, 3), (2, 7, 3), (3, 7, 2)),
+            "the leading dimensions of q, k, v and u must broadcast, got (2,), (2,), (3,), ().",
+        ),
     ):
-        shapes((2, 5, 3), (2, 7, 3), (3, 7, 2))
+        with refuses(ValueError, message):
+            shapes(*wrong)
 
 
 def test_leading_dimensions_broadcast():

@@ -165,8 +165,7 @@ def _tensor_cores_lack(q, capability=None) -> str:
 
 def _check(q, k, v, device) -> None:
     _arrays.check_arrays(device, q=q, k=k, v=v)
-    _arguments.check_queries_keys_values(q, k, v)
-    _arguments.check_size("q", q.shape[-2], "the length of k", k.shape[-2])
+    _arguments.check_axes(q=(q, "N D"), k=(k, "N D"), v=(v, "N M"))
     for name, array in {"q": q, "v": v}.items():
         if array.shape[-1] > MAX_WIDTH:
             raise ValueError(f"{name} must be at most {MAX_WIDTH} wide, got {array.shape[-1]}.")

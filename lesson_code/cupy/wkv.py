@@ -64,10 +64,10 @@ def wkv(
            [34.]], dtype=float32)
     """
     _arrays.check_arrays(device, k=k, v=v)
-    _arguments.check_axes(k=(k, "N, D"), v=(v, "N, D"))
+    _arguments.check_axes(k=(k, "N D"), v=(v, "N D"))
     for name, x in {"decay": decay, "bonus": bonus}.items():
         _arrays.check_state(device, name, x, "k", k, {"D": k.shape[-1]})
-        _arguments.check_alone(name, x, "D")
+        _arguments.check_axes(**{name: (x, "(D)")})
     _arguments.check_flags(return_state=return_state)
     if _arrays.library(k) == "torch":
         from lesson_code.cupy import _torch_wkv

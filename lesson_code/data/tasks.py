@@ -475,8 +475,7 @@ def least_squares(inputs: np.ndarray) -> np.ndarray:
     [2.0, 1.0, 0.0, 0.0]
     """
     _arguments.check_arrays(np.ndarray, inputs=inputs)
-    _arguments.check_alone("inputs", inputs, "B, N, D + 1")
-    if inputs.shape[1] % 2 or inputs.shape[2] < 2:
+    if inputs.ndim != 3 or inputs.shape[1] % 2 or inputs.shape[2] < 2:
         raise ValueError(
             f"inputs must have shape (B, N, D + 1) with an even N and D >= 1, got {inputs.shape}."
         )

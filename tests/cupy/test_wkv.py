@@ -450,7 +450,7 @@ HALF = [x.astype("float16") for x in (K, V)]
         ((K[0], V, W, U), ValueError, "k must have shape (..., N, D), got (3,)."),
         ((K, V[1:], W, U), ValueError, "v must have shape (..., N, D), (..., 19, 3), got (18, 3)"),
         ((K, V, W, U[1:]), ValueError, "bonus must have shape (..., D), (..., 3), got (2,)."),
-        ((K, V, W[None], U), ValueError, "decay must have shape (D), got (1, 3)."),
+        ((K, V, W[None], U), ValueError, "decay must have shape (D,), (3,), got (1, 3)."),
         ((np.stack([K] * 2), np.stack([V] * 3), W, U), ValueError, "the leading dimensions of k a"),
     ],
 )
