@@ -427,9 +427,7 @@ def test_other_inputs_of_least_squares_are_refused():
         least_squares(inputs.tolist())
     with refuses(TypeError, "inputs must have a floating dtype"):
         least_squares(inputs.astype(int))
-    with refuses(
-        ValueError, "inputs must have shape (B, N, D + 1) with an even N and D >= 1, got"
-    ):
+    with refuses(ValueError, "inputs must have shape (B, N, D + 1) with an even N and D >= 1, got"):
         least_squares(inputs[0])
     for wrong in (inputs[:, 1:], inputs[..., :1]):
         with refuses(ValueError, "inputs must have shape (B, N, D + 1) with an even N and D >= 1"):
