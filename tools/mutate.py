@@ -34,7 +34,15 @@ from coverage import Coverage, CoverageData
 
 from tools.changes import Change, draw
 
-GENERAL = ["signatures", "operators", "identities", "arguments"]  # what all models have in common
+# What all models have in common.
+GENERAL = [
+    "signatures",
+    "operators",
+    "definitions",
+    "attention_arguments",
+    "identities",
+    "arguments",
+]
 SIGNATURES = "tests/test_signatures.py"
 SLOW = "modules"  # they compile, which is slow while lines are noted: for changes there alone
 PRELOAD = ["hypothesis.extra.numpy", "torch._dynamo", "torch.func"]  # what takes seconds to import
