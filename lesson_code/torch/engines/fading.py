@@ -56,8 +56,7 @@ def _recurrent(k, v, w, u, state):
         a, b, _ = _join(state, _token(u + k_t, v_t), 0)  # read: with the bonus, and no decay yet
         outputs.append(divide(a, b))
         state = _join(state, _token(k_t, v_t), w)  # write: the past decays
-    out = torch.stack(outputs, dim=-2) if outputs else v.expand(*state[0].shape[:-1], 0, -1)
-    return out, state
+    return torch.stack(outputs, dim=-2), state
 
 
 def _parallel(k, v, w, u, state):
