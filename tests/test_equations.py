@@ -278,8 +278,8 @@ def test_what_has_no_equation_has_the_chapter_that_uses_it_first(site: Path) -> 
     api = places_of(site / "book/api.html")
     for function, chapter in (
         ("lesson_code.checks.check_causal", "01_softmax_attention.html#ch-softmax"),
-        ("lesson_code.measure.seconds", "07_causal_scans.html#ch-scans"),
-        ("lesson_code.data.tasks.in_context_regression", "16_recall.html#ch-recall"),
+        ("lesson_code.measure.seconds", "08_causal_scans.html#ch-scans"),
+        ("lesson_code.data.tasks.in_context_regression", "27_recall.html#ch-recall"),
         ("lesson_code.numpy.identity", "03_outer_product_memory.html#ch-memory"),
     ):
         box = api[function].find_parent("dl").select_one(".in-the-book")
@@ -382,9 +382,9 @@ def test_code_reads_as_before(site: Path) -> None:
     """Without its links a cell is the cell of the notebook."""
     import nbformat
 
-    notebook = nbformat.read(ROOT / "book/07_causal_scans.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "book/08_causal_scans.ipynb", as_version=4)
     sources = [cell.source.strip() for cell in notebook.cells if cell.cell_type == "code"]
-    blocks = soup(site / "book/07_causal_scans.html").select(".cell_input pre")
+    blocks = soup(site / "book/08_causal_scans.html").select(".cell_input pre")
     shown = [block.get_text().strip() for block in blocks]
     assert len(shown) > 10
     assert set(shown) <= set(sources)

@@ -37,7 +37,7 @@ def chapter(request: pytest.FixtureRequest) -> Path:
 
 
 def parts_of(path: Path) -> list[exercises.Block]:
-    return list(exercises.exercise_parts(book.Chapter(path)))
+    return list(exercises.exercise_parts(book.Chapter(path, 1)))
 
 
 def declared(path: Path) -> dict[str, Exercise]:
@@ -126,7 +126,7 @@ def test_solutions_end_with_the_check(chapter: Path) -> None:
 
 
 def made(path: Path, names: exercises.Names, **options) -> NotebookNode:
-    return exercises.exercise_notebook(path, names, **options)
+    return exercises.exercise_notebook(book.Chapter(path, 1), names, **options)
 
 
 def text_of(notebook: NotebookNode) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,13 +26,13 @@ WORDS = {"an": 1, "a": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 
 @dataclass(frozen=True)
 class Chapter:
-    """A notebook of the book, `book/NN_name.ipynb`."""
+    """A notebook of the book, `book/NN_name.ipynb`, and its number on the site.
+
+    The number in the name of its file says where it will stand when all chapters are there.
+    """
 
     path: Path
-
-    @property
-    def number(self) -> int:
-        return int(self.path.name[:2])
+    number: int
 
     @property
     def docname(self) -> str:
@@ -103,9 +104,10 @@ def config(root: Path = ROOT) -> dict:
 def parts(root: Path = ROOT) -> dict[str, list[Chapter]]:
     """The chapters of each part that has any, by its name."""
     contents = yaml.safe_load((root / "_toc.yml").read_text("utf-8"))
+    numbers = itertools.count(1)
     found = {
         part["caption"]: [
-            Chapter(root / f"{entry['file']}.ipynb")
+            Chapter(root / f"{entry['file']}.ipynb", next(numbers))
             for entry in part["chapters"]
             if re.match(r"book/\d\d_", entry["file"])
         ]

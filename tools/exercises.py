@@ -207,10 +207,10 @@ def known_exercise(label: str) -> Exercise | None:
 
 
 def exercise_notebook(
-    path: Path, names: Names, *, root: Path = ROOT, address: str = ""
+    chapter: Chapter, names: Names, *, root: Path = ROOT, address: str = ""
 ) -> NotebookNode:
     """The notebook of exercises of a chapter; `address` is that of the site, if it has one."""
-    chapter = Chapter(path)
+    path = chapter.path
     url, branch = names.repository["url"], names.repository["branch"]
     title = chapter.title
     link = title
@@ -265,7 +265,7 @@ def write_notebooks(folder: Path, *, root: Path = ROOT, address: str = "") -> li
     names, written = Names.of(root), []
     for chapter in chapters(root):
         written.append(folder / chapter.path.name)
-        notebook = exercise_notebook(chapter.path, names, root=root, address=address)
+        notebook = exercise_notebook(chapter, names, root=root, address=address)
         nbformat.write(notebook, written[-1])
     return written
 

@@ -11,8 +11,6 @@ from lesson_code.exercises._declare import Exercise
 
 PACKAGE = __name__.rpartition(".")[0]
 FOLDER = str(Path(__file__).parent)
-# The second word of a label is the module's name, but for these.
-OTHER_MODULES = {"mamba": "gates"}
 MODULES = sorted(x.name for x in pkgutil.iter_modules([FOLDER]) if not x.name.startswith("_"))
 
 
@@ -38,16 +36,17 @@ def find_exercise(name: str) -> Exercise:
     ValueError
         If there is none; names those of similar names.
     """
-    words = str(name).split("-")
-    module = OTHER_MODULES.get(words[1], words[1]) if len(words) > 2 else ""
-    if module in MODULES and name in exercises_of(module):
-        return exercises_of(module)[name]
+    # The second word of most labels is the module's name: it is asked first.
+    likely = str(name).split("-")[1:2]
     known: list[str] = []
-    for module in MODULES:
+    for module in sorted(MODULES, key=lambda module: module not in likely):
         try:
-            known += exercises_of(module)
+            found = exercises_of(module)
         except ImportError:  # a chapter on torch, where torch is missing
             continue
+        if name in found:
+            return found[name]
+        known += found
     near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "labels look like ex-memory-code."
     raise ValueError(f"There is no exercise {name!r}: {hint}")

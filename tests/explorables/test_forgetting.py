@@ -83,7 +83,7 @@ def rounded(numbers, digits: int):
 
 
 def test_it_begins_as_the_picture(stream) -> None:
-    cells = json.loads((ROOT / "book/15_family.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((ROOT / "book/23_family.ipynb").read_text(encoding="utf-8"))["cells"]
     [source] = ["".join(c["source"]) for c in cells if "(N, N)" in "".join(c["source"])
                 and "gated_delta_rule(q, k, each" in "".join(c["source"])]  # fmt: skip
     names = {"np": np, "ln": ln}

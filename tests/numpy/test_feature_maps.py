@@ -211,7 +211,7 @@ def test_without_the_sign_of_qr_features_are_biased():
     assert found[:, 0].mean() < 0.4
 
 
-def testorthogonal_rows_lower_the_variance():
+def test_orthogonal_rows_lower_the_variance():
     """Summed over z and -z, as only the even terms of exp gain from orthogonal rows."""
     dim, x = 8, np.full(8, 8**-0.5 * 8**0.25 * 0.35)  # |q' + k'| = 0.7
     pair = np.stack([x, -x])
