@@ -2,7 +2,7 @@
 
 python benchmarks/chapters.py                    writes lesson_code/results/chapters.json
 python benchmarks/chapters.py --output FILE      writes another file
-python benchmarks/chapters.py --chapters 02 07   runs a few
+python benchmarks/chapters.py --chapters 02 08   runs a few
 
 The seconds include starting the kernel and importing. The notebooks are read, not written.
 """

@@ -3,20 +3,21 @@
 Arrays are (..., N, D): any leading dimensions, N positions, width D. Float in, the same float dtype
 out; sums are kept in float32 at least. No epsilon is added anywhere. The functions, by chapter:
 
-1. Softmax attention: `softmax_attention`, `attention_weights`, `similarity_attention`,
-   `tiled_softmax_attention`, `grouped_query_attention`, `latent_attention`
-2. The bracket trick: `linear_attention` with the forms "quadratic" and "linear"
-3. Outer-product memory: `LinearAttentionState`, its `write` and its `read`
-4. Recurrent = parallel: `linear_attention` with ``causal=True`` and the forms "masked",
-   "recurrent" and "cumsum" (chapter 7: "scan" and "chunkwise")
-5. Feature maps: `elu_plus_one`, `relu`, `identity`, `exponential`, `polynomial`, `taylor`,
-   `positive_random_features`
-11. AFT and RWKV-4: `aft_simple`, `aft_full`, `wkv`, `WKVState`, `token_shift`, `time_mix`,
-    `channel_mix`
-12. Decay: `retention`, `retention_decays`
-13. Gates: `gated_linear_attention`, `rwkv6`, `selective_scan`, `state_space_dual`
-14. The delta rule: `delta_rule`, `gated_delta_rule`
-15. One recurrence, many models: `family`, a module with every model as a row of one table
+- Softmax attention: `softmax_attention`, `attention_weights`, `similarity_attention`
+- The bracket trick: `linear_attention` with the forms "quadratic" and "linear"
+- Outer-product memory: `LinearAttentionState`, its `write` and its `read`
+- Recurrent = parallel: `linear_attention` with ``causal=True`` and the forms "masked",
+  "recurrent" and "cumsum"; "scan" and "chunkwise" are those of the chapter on scans
+- Feature maps: `elu_plus_one`, `relu`, `identity`, `exponential`, `polynomial`, `taylor`
+- Random features: `positive_random_features`
+- PyTorch on any device: `tiled_softmax_attention`
+- Generating: `grouped_query_attention`, `latent_attention`
+- AFT and RWKV-4: `aft_simple`, `aft_full`, `wkv`, `WKVState`, `token_shift`, `time_mix`,
+  `channel_mix`
+- Decay: `retention`, `retention_decays`
+- Gates: `gated_linear_attention`, `rwkv6`, `selective_scan`, `state_space_dual`
+- The delta rule: `delta_rule`, `gated_delta_rule`
+- One recurrence, many models: `family`, a module with every model as a row of one table
 """
 
 from lesson_code.numpy import family

@@ -22,7 +22,7 @@ def draw(N=7, leading=()):
 
 @every_form
 def test_worked_numbers(form):
-    """Chapter 12, by hand, with a decay of 1/2: whole numbers after each of three tokens."""
+    """The worked example of the chapter on RetNet, with a decay of 1/2: whole numbers after each of three tokens."""
     states = []
     for t in (1, 2, 3):
         out, S = retention(
