@@ -9,12 +9,13 @@ from lesson_code.numpy import elu_plus_one, identity, linear_attention
 
 CHAPTER = "Recurrent = parallel"
 GLOBAL = "The global bracket sees the future"
-RECURRENCE = "From attention to a recurrence"
-MASKED = "The masked form"
-MEAN = "A running mean from a running sum"
-UNROLLED = "And back: an RNN that unrolls to attention"
+RECURRENCE = "One small step per token"
+MASKED = "All positions at once"
+MEAN = "Different functions, and forms of one function"
+CHUNKS = "Between one token and all of them"
+UNROLLED = "Why a tanh RNN cannot do this"
 STEPS = "Linear steps make a linear step"
-HINGE = "Train in parallel, run as a recurrence"
+HINGE = "Train in parallel, run step by step"
 
 # --- By hand -----------------------------------------------------------------------------------
 
@@ -40,6 +41,23 @@ HAND.value("normalized", ROW @ V / ROW.sum(), MEAN, "two numbers").mistakes(
         "The divisor counts token 3, which the sum above it does not: it must end at t, too.",
     ),
     (ROW @ V / 2, "Divided by the number of tokens. The divisor is the sum of the row."),
+)
+
+# --- How long a chunk? -------------------------------------------------------------------------
+
+CHUNK = Exercise("ex-recurrence-chunk", CHAPTER)
+
+CHUNK.value("double", 48, CHUNKS, "a number of tokens").mistakes(
+    (24, "This is where one product, reading or writing, costs as much as the triangles."),
+    (96, "The triangles are computed as whole squares, L by L, and masked afterwards."),
+)
+CHUNK.value("steps", 100, CHUNKS, "a number").mistakes(
+    (4_800, "These are the steps of the recurrence. A chunk is one step."),
+    (48, "This is the length of a chunk, and not the number of chunks."),
+)
+CHUNK.value("longest", 71, CHUNKS, "a whole number of tokens").mistakes(
+    (90, "The state has to fit as well, beside the square."),
+    (72, "This square and the state are a few numbers too many."),
 )
 
 # --- The recurrent form ------------------------------------------------------------------------
@@ -107,21 +125,16 @@ def before_the_write(q, k, v):
 # --- One position off --------------------------------------------------------------------------
 
 SHIFT = Exercise("ex-recurrence-shift", CHAPTER)
-TWO = "The two checks look for different things: one compares, one changes the future."
 
-SHIFT.value(
-    "first_refused", 1, RECURRENCE, "how many of the two checks object to the first function"
-).mistakes(
-    (2, f"{TWO} Does an output that leaves its own token out depend on later ones?", GLOBAL),
-    (0, f"{TWO} Write token t, then read: is the own token in the sum?"),
+SHIFT.value("first_sees", [1, 2], RECURRENCE, "a list of tokens, counted from 1").mistakes(
+    ([1, 2, 3], "This is what a token sees that is written before its query reads."),
+    ([0, 1], "The tokens are counted from 1."),
 )
-SHIFT.value("second_refused", 2, MASKED, "the same for the second function").mistakes(
-    (
-        1,
-        f"{TWO} Write down which tokens position 0 sees. Are they others than it should see, and "
-        "do some of them come later?",
-    ),
-    (0, f"{TWO} Write down which tokens position 0 sees."),
+SHIFT.value("second_sees", [1, 2, 3, 4], MASKED, "a list of tokens, counted from 1").mistakes(
+    ([1, 2, 3], "This is what np.tril leaves without k. Where does k=1 put the diagonal?"),
+    ([1, 2], "This is what np.tril leaves with k=-1."),
+    ([1, 2, 3, 4, 5], "This row is not masked at all.", GLOBAL),
+    ([0, 1, 2, 3], "The tokens are counted from 1."),
 )
 
 # --- Powers of a -------------------------------------------------------------------------------

@@ -1,24 +1,20 @@
-"""Figures of the recurrence: states in time, one output two ways, composed steps, a prefix scan."""
+"""Figures of the recurrence: states in time, one output two ways, chunks, composed steps."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lesson_code.numpy import identity, linear_attention
 from lesson_code.plots import pale
 from lesson_code.plots.cells import (
     arrow,
     canvas,
     entries,
     rectangle,
-    scan_arrows,
-    scan_row,
     write,
 )
-from lesson_code.plots.colors import look
+from lesson_code.plots.colors import BLUE, GRAY, look
 from lesson_code.plots.lines import legend_below
-from lesson_code.plots.matrices import draw_matrix
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
@@ -71,21 +67,6 @@ def two_ways(q: NDArray, k: NDArray, v: NDArray, t: int) -> BookFigure:
 
 
 @drawing
-def four_outputs(q: NDArray, k: NDArray, v: NDArray) -> BookFigure:
-    """Outputs with the identity map: every position or causal, not normalized or normalized."""
-    figure, axes = new_figure(2, 2, width=4.4, height=4.8)
-    for row, normalize in enumerate((False, True)):
-        for column, causal in enumerate((False, True)):
-            out = linear_attention(
-                q, k, v, feature_map=identity, causal=causal, normalize=normalize
-            )
-            title = ("every position", "causal")[column] if row == 0 else ""
-            draw_matrix(axes[row, column], out, title=title, limit=60 if normalize else 180)
-        axes[row, 0].set_ylabel("normalized" if normalize else "not normalized")
-    return figure
-
-
-@drawing
 def composed_steps(weight: float, inputs: Sequence[float], after: Sequence[int]) -> BookFigure:
     """h_t as a function of h_0 for some t: h_t = w h_{t-1} + x_t (left) or its tanh (right)."""
     figure, ((left, right),) = new_figure(2, width=5.8, height=3.4)
@@ -105,20 +86,26 @@ def composed_steps(weight: float, inputs: Sequence[float], after: Sequence[int])
 
 
 @drawing
-def hillis_steele(numbers: Sequence[int]) -> BookFigure:
-    """Prefix sums in log2 N rounds: each adds what stands `distance` to the left."""
-    row, pitch, height = np.asarray(numbers), 1.35, 2.2
-    N, rounds = len(row), int(np.ceil(np.log2(len(row))))
-    figure, axes = canvas(pitch * N + 2.6, height * rounds + 1.4)
-    distance = 1
-    scan_row(axes, 0, row, 1, pitch)
-    write(axes, -0.5, 0.5, "numbers", ha="right")
-    for r in range(1, rounds + 1):
-        y = height * r
-        scan_arrows(axes, y - height + 1, y, N, distance, pitch)
-        row = np.concatenate([row[:distance], row[:-distance] + row[distance:]])
-        write(axes, -0.5, y + 0.5, f"distance {distance}", ha="right")
-        distance *= 2
-        scan_row(axes, y, row, distance, pitch)
-    axes.set(xlim=(-3.4, pitch * (N - 1) + 1.1), ylim=(height * rounds + 1.1, -0.1))
+def between(N: int, sizes: Sequence[int]) -> BookFigure:
+    """The causal triangle cut into chunks of several sizes: weights inside, one state before."""
+    pitch = N + 1.2
+    figure, axes = canvas(pitch * len(sizes) - 1, N + 2.9, unit=6.4 / (pitch * len(sizes) - 1))
+    for place, L in enumerate(sizes):
+        x = pitch * place
+        for t in range(N):
+            for j in range(t // L * L, t + 1):
+                rectangle(axes, x + j, t, 1, 1, pale.VERMILION, linewidth=0.8)
+        for start in range(L, N, L):
+            height = min(L, N - start)
+            rectangle(axes, x, start, start, height, pale.BLUE, BLUE, linewidth=1.4)
+            write(axes, x + start / 2, start + height / 2, "$S$")
+        rectangle(axes, x, 0, N, N, "none", "#b5b5b5", linewidth=0.8)
+        write(axes, x + N / 2, -0.55, f"$L = {L}$")
+        steps = -(-N // L)
+        write(axes, x + N / 2, N + 0.65, f"{steps} step" + "s" * (steps > 1), fontsize=10)
+    key = ((0, pale.VERMILION, GRAY, "a weight"), (pitch, pale.BLUE, BLUE, "read from a state"))
+    for x, fill, edge, text in key:
+        rectangle(axes, x, N + 1.5, 0.7, 0.7, fill, edge, linewidth=0.8)
+        write(axes, x + 1, N + 1.85, text, ha="left", fontsize=10)
+    axes.set(xlim=(-0.1, pitch * len(sizes) - 1.1), ylim=(N + 2.3, -1.0))
     return figure
