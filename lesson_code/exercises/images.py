@@ -3,9 +3,7 @@
 import math
 
 import numpy as np
-import torch
 
-import lesson_code.torch as lt
 from lesson_code import costs
 from lesson_code.checks import check_streaming, random_qkv
 from lesson_code.exercises import Exercise
@@ -16,7 +14,6 @@ SEQUENCE = "An image is a sequence"
 PIXEL = "A distribution for one pixel"
 HALF = "Completing a half"
 COUNTING = "Counting what generation costs"
-CONTEXTS = "Decoding after a long context"
 
 # --- Three levels ------------------------------------------------------------------------------
 
@@ -199,78 +196,6 @@ repaired.mistakes(
     (
         lambda q, k, v: linear_attention(q, k, v, feature_map=identity, causal=True),
         "The output is normalized. Here it is asked for without the normalizer.",
-    ),
-)
-
-# --- A cache in a buffer -----------------------------------------------------------------------
-
-BUFFER = Exercise("ex-images-buffer", CHAPTER)
-
-
-def grouped(rng, N, D=5, M=3):
-    q = rng.normal(size=(6, N, D))
-    _, k, v = random_qkv(rng, N, leading=(2,), D=D, M=M)
-    return tuple(map(torch.tensor, (q, k, v)))
-
-
-@BUFFER.function(CONTEXTS, inputs=grouped)
-def decode(q, k, v):
-    return lt.grouped_query_attention(q, k, v, causal=True)
-
-
-GROUPS = torch.arange(6) // 3
-STRIDED = [0, 2, 4, 1, 3, 5]
-
-
-def attend(q, k, v, heads=GROUPS, unseen=-torch.inf, diagonal=1):
-    """Head h reads head ``heads[h]``; what is written later has the score ``unseen``."""
-    k, v = k[heads], v[heads]
-    scores = q @ k.mT / math.sqrt(k.shape[-1])
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(diagonal)
-    return scores.masked_fill(later, unseen).softmax(dim=-1).masked_fill(later, 0) @ v
-
-
-decode.mistakes(
-    (
-        lambda q, k, v: attend(q, k, v, heads=torch.arange(6) % 2),
-        "The queries of a group are not neighbors here: head h reads head h mod H'. It is the "
-        "first H/H' heads that share the first head of the cache.",
-    ),
-    (
-        lambda q, k, v: decode.reference(q[STRIDED], k, v),
-        "The groups are made of every H'-th head, and the outputs are left in this order. Which "
-        "axis comes first when one axis is made into two?",
-    ),
-    (
-        lambda q, k, v: attend(q, k, v, diagonal=0),
-        "The own token is left out: write it into its place before the queries read, and read that "
-        "place, too.",
-    ),
-    (
-        lambda q, k, v: attend(q, k, v, unseen=0.0),
-        "The whole buffer is read. Places that are not written yet hold zeros, and a score of 0 "
-        "has a weight.",
-    ),
-)
-
-
-def bytes_ratio(reads):
-    """Bytes with ``reads`` touches of each earlier token, against those without a copy."""
-    moved = costs.cached_generation_bytes(1_000, 512, layers=1).memory
-    once = sum(costs.kv_cache_bytes(t - 1, 512, bytes_per_number=4) for t in range(1, 1_001))
-    return (moved + (reads - 1) * once) / moved
-
-
-BUFFER.value("ratio", bytes_ratio(3), COUNTING, "a number, to three digits").mistakes(
-    (
-        bytes_ratio(2),
-        "Something is left out. A copy is a read and a write, and the queries read the cache as "
-        "they did before.",
-    ),
-    (
-        bytes_ratio(4),
-        "A cache is read once by its queries, and once for the copy. Written it is only by the "
-        "copy.",
     ),
 )
 

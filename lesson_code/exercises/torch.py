@@ -1,14 +1,12 @@
 """Exercises of the chapter on PyTorch."""
 
 import math
-from functools import partial
 
 import torch
 
-from lesson_code.checks import random_qkv
 from lesson_code.costs import chunkwise_cost
 from lesson_code.exercises import Exercise
-from lesson_code.torch import elu_plus_one, identity, linear_attention, relu, taylor
+from lesson_code.torch import linear_attention
 
 CHAPTER = "PyTorch on any device"
 CROSSING = "Where the lines cross on your device"
@@ -72,97 +70,6 @@ HAND.value("reads", PADDED, PADDING, "two numbers, what the query reads with the
 )
 HAND.value("should_read", VALUES[0], PADDING, "two numbers, what it should read").mistakes(
     (PADDED, "That is with the padding. The judge is the sequence by itself."),
-)
-
-# --- Prompts of unequal length -----------------------------------------------------------------
-
-PREFILL = Exercise("ex-torch-prefill", CHAPTER)
-
-
-def prompts(rng, N, D=5, M=3):
-    qkv = random_qkv(rng, N, leading=(4,), D=D, M=M)
-    return *map(torch.tensor, qkv), torch.tensor(rng.integers(0, N + 1, 4))
-
-
-def in_batch(q, k, v, features_seen, out_seen, normalize=True):
-    """Causal attention whose features and outputs are multiplied by what is seen."""
-    q, k = elu_plus_one(q), elu_plus_one(k) * features_seen
-    kind = partial(linear_attention, feature_map=identity, causal=True, normalize=normalize)
-    out, state = kind(q, k, v, return_state=True)
-    return out.masked_fill(~out_seen, 0), *state
-
-
-def real_tokens(k, lengths):
-    return (torch.arange(k.shape[-2]) < lengths[:, None])[..., None]
-
-
-def everything(k):
-    return torch.ones_like(k[..., :1], dtype=torch.bool)
-
-
-@PREFILL.function(PADDING, inputs=prompts)
-def prefill(q, k, v, lengths):
-    real = real_tokens(k, lengths)
-    return in_batch(q, k, v, real, real)
-
-
-prefill.mistakes(
-    (
-        lambda q, k, v, lengths: in_batch(q, k, v, everything(k), real_tokens(k, lengths)),
-        "The outputs are right, but the padding has been written to S and z: it comes after the "
-        "last real token, and before the state that you return.",
-    ),
-    (
-        lambda q, k, v, lengths: in_batch(q, k, v, real_tokens(k, lengths), everything(k)),
-        "The state is right. The outputs in the padding have to be 0.",
-    ),
-    (
-        lambda q, k, v, lengths: prefill.reference(q, k, v, lengths + 1),
-        "Each text has one token too many: positions are counted from 0, so the last real one is "
-        "lengths - 1.",
-    ),
-)
-
-
-@prefill.mistake(
-    "Keys and values are set to 0 before the feature map. S is right then, but z is not: elu + 1 "
-    "of a zero key is not 0."
-)
-def mask_before_the_map(q, k, v, lengths):
-    real = real_tokens(k, lengths)
-    return in_batch(q, k * real, v * real, everything(k), real)
-
-
-@prefill.mistake("The state is right. The outputs are not divided by the normalizer.")
-def not_divided(q, k, v, lengths):
-    real = real_tokens(k, lengths)
-    out, _, _ = in_batch(q, k, v, real, real, normalize=False)
-    return out, *prefill.reference(q, k, v, lengths)[1:]
-
-
-# --- The mask in the wrong place ---------------------------------------------------------------
-
-MASK = Exercise("ex-torch-mask", CHAPTER)
-ZERO_KEY = torch.zeros(1, 5)
-
-MASK.value(
-    "passes",
-    [not phi(ZERO_KEY).any().item() for phi in (relu, elu_plus_one, taylor(5))],
-    PADDING,
-    "three times True or False: relu, elu_plus_one, taylor",
-).mistakes(
-    (
-        [True, False, True],
-        "Which weight does a zero key get from the Taylor map, 1 + q·k + (q·k)²/2?",
-    ),
-    (
-        [True, True, True],
-        "A zero value adds nothing above the line. What do the keys of the padding add below it?",
-    ),
-    (
-        [False, False, False],
-        "The colleague has tested this with relu. What is relu of a zero key?",
-    ),
 )
 
 # --- Your device -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def draw(N=7, leading=()):
 
 @every_form
 def test_worked_numbers(form):
-    """The worked example of the chapter on RetNet, with a decay of 1/2: whole numbers after each of three tokens."""
+    """The example of the chapter on RetNet, with a decay of 1/2: whole numbers after each token."""
     states = []
     for t in (1, 2, 3):
         out, S = retention(
