@@ -12,8 +12,6 @@ from lesson_code.numpy import taylor
 CHAPTER = "Feature maps"
 POLYNOMIALS = "Polynomials: products between entries"
 TAYLOR = "Taylor: three terms of the exponential"
-OFF = "How far a single draw is off"
-MAXIMUM = "A maximum that looks ahead"
 
 # --- Monomials by hand -------------------------------------------------------------------------
 
@@ -108,63 +106,4 @@ my_taylor.mistakes(
         features(first=1),
         "The constant feature is missing: the series begins with 1.",
     ),
-)
-
-# --- An epsilon and a maximum ------------------------------------------------------------------
-
-LEAK = Exercise("ex-features-leak", CHAPTER)
-
-LEAK.truth(
-    "epsilon_causal",
-    False,
-    MAXIMUM,
-    "The maximum is a factor of all exponentials, and cancels. Is it a factor of ε?",
-)
-LEAK.truth("per_key_causal", True, MAXIMUM, "Which keys does the maximum of one key depend on?")
-LEAK.truth(
-    "per_key_same",
-    False,
-    MAXIMUM,
-    "What cancels from the quotient is a factor that all keys share. Do they share this one?",
-)
-
-# --- How many random features ------------------------------------------------------------------
-
-HOW_MANY = Exercise("ex-features-how-many", CHAPTER)
-
-
-def features_for(y_squared, error=0.1):
-    return math.expm1(y_squared) / error**2
-
-
-def one_length(rng, N):
-    return (float(rng.uniform(0.5, 2.5)),)
-
-
-@HOW_MANY.function(OFF, inputs=one_length, unit="")
-def needed(length):
-    return features_for((2 * length) ** 2 / math.sqrt(4))
-
-
-needed.mistakes(
-    (
-        lambda length: needed.reference(length) + 100,
-        "The 1 under the root is missing. Without it even q = k = 0 would have an error.",
-    ),
-    (
-        lambda length: needed.reference(length) / 10,
-        "The error goes with the root of m: ten times as exact takes a hundred times as many.",
-    ),
-    (
-        lambda length: features_for((2 * length) ** 2),
-        "The scale is missing: y is (q + k) divided by the fourth root of D.",
-    ),
-    (
-        lambda length: features_for(length**2 / math.sqrt(4)),
-        "This takes |q| for |q + k|. Here k = q.",
-    ),
-)
-HOW_MANY.value("opposite", 0.0, OFF, "the relative error for m = 16, |q| = 1 and k = -q").mistakes(
-    (math.sqrt(math.expm1(2) / 16), "This is the error for k = q. What is q + k now?"),
-    (math.sqrt(1 / 16), "The 1 under the root is missing."),
 )

@@ -1,13 +1,13 @@
 """Figures of feature maps: their slopes, the spread of random features, rows of weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lesson_code.numpy import elu_plus_one, positive_random_features, relu
+from lesson_code.numpy import elu_plus_one, relu
 from lesson_code.plots.cells import arrow, write
-from lesson_code.plots.colors import BLUE, GRAY, GREEN, INK, VERMILION, look
+from lesson_code.plots.colors import BLUE, GREEN, INK, look
 from lesson_code.plots.lines import bars
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
@@ -29,38 +29,6 @@ def values_and_slopes(limit: float = 3) -> BookFigure:
         axes.set(xlabel="x", title=title)
     right.set_ylim(-0.08, 1.3)
     left.legend(loc="upper left")
-    return figure
-
-
-@drawing
-def estimated_over_exact(
-    num_features: Sequence[int], dim: int = 4, pairs: int = 300, seed: int = 0
-) -> BookFigure:
-    """Estimated over exact similarity of pairs q = k against the length of q + k.
-
-    Each pair has a draw of its own. One panel for each number of features; the band is one standard
-    deviation of independent ones.
-    """
-    rng = np.random.default_rng(seed)
-    z = np.linspace(0.02, 4, pairs)  # |q + k| / D^(1/4)
-    direction = rng.standard_normal((pairs, dim))
-    direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
-    x = dim**0.25 * z[:, None] / 2 * direction
-    exact = np.exp(z**2 / 4)
-    figure, (panels,) = new_figure(len(num_features), height=3.2, sharey=True)
-    for axes, m in zip(panels, num_features, strict=True):
-        features = [
-            positive_random_features(m, dim, orthogonal=False, seed=s)(row)
-            for s, row in enumerate(x)
-        ]
-        ratio = np.array([phi @ phi for phi in features]) / exact
-        error = np.sqrt(np.expm1(z**2) / m)
-        axes.fill_between(z, np.maximum(1 - error, 1e-9), 1 + error, color=BLUE, alpha=0.18, lw=0)
-        axes.axhline(1, color=GRAY, linewidth=1.2)
-        axes.plot(z, ratio, ".", color=VERMILION, markersize=4)
-        axes.set(yscale="log", ylim=(1e-3, 1e2), title=f"m = {m}")
-        axes.set_xlabel(r"$|q + k| \,/\, D^{1/4}$")
-    panels[0].set_ylabel("estimate / exact")
     return figure
 
 
