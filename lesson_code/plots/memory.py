@@ -3,65 +3,32 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axis import Axis
 from numpy.typing import ArrayLike, NDArray
 
-from lesson_code.plots.cells import arrow, write
+from lesson_code.plots.cells import arrow
 from lesson_code.plots.colors import BLUE, GRAY, PINK, VERMILION, look
-from lesson_code.plots.lines import beside
+from lesson_code.plots.lines import beside, curves
 from lesson_code.plots.matrices import matrix_rows
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 TOKEN_COLORS = (BLUE, PINK, VERMILION)
-HATCHES = ("", "//", "\\\\")
-FILLS = ("#9ecae8", "#ffffff", "#f6d9a8")
 
 
 @drawing
-def writes(k: NDArray, v: NDArray) -> BookFigure:
+def writes(k: NDArray, v: NDArray, names: Sequence[str] = ()) -> BookFigure:
     """What each token adds (top) and the state after it (bottom), one column for each token."""
+    called = [f"{name}: " for name in names] or [""] * len(k)
     notes = k[:, :, None] * v[:, None, :]  # (N, D, M)
     states = np.cumsum(notes, axis=0)
     rows = {
-        "written": [(rf"$k_{t} v_{t}^\top$", note) for t, note in enumerate(notes, 1)],
+        "written": [
+            (rf"{name}$k_{t} v_{t}^\top$", note)
+            for t, (name, note) in enumerate(zip(called, notes, strict=True), 1)
+        ],
         "state after": [(f"$S_{t}$", state) for t, state in enumerate(states, 1)],
     }
     return matrix_rows(rows, width=5.4, height=3.5, limit=float(np.abs(states).max()))
-
-
-@drawing
-def contributions(
-    k: NDArray,
-    v: NDArray,
-    queries: Sequence[Sequence[float]],
-    after: Sequence[int],
-    component: int = 0,
-) -> BookFigure:
-    """One component of what each query reads, stacked by the token that it comes from.
-
-    There is one panel for each number in `after`: the memory when that many tokens are written.
-    """
-    q = np.asarray(queries, float)
-    figure, axes = new_figure(len(after), width=6.4, height=3.9, sharey=True)
-    for panel, n in zip(axes[0], after, strict=True):
-        parts = (q @ k[:n].T) * v[:n, component]  # (queries, tokens)
-        for x, row in enumerate(parts):
-            bottom = 0.0
-            for j, part in enumerate(row):
-                if part == 0:
-                    continue
-                style = {"facecolor": FILLS[j], "hatch": HATCHES[j], "edgecolor": GRAY}
-                panel.bar(x, part, bottom=bottom, width=0.78, linewidth=0.8, **style)
-                label = rf"$v_{j + 1}$: {part:g}"
-                behind = {"fc": "white", "ec": "none", "pad": 0.8} if HATCHES[j] else None
-                write(panel, x, bottom + part / 2, label, fontsize=10, bbox=behind)
-                bottom += part
-            write(panel, x, bottom + 1, f"{bottom:g}", va="bottom")
-        panel.set_xticks(range(len(queries)), [f"[{a:g}, {b:g}]" for a, b in queries])
-        panel.set(title=f"read from $S_{n}$", xlabel="query")
-        panel.grid(visible=False, axis="x")
-        panel.margins(y=0.1)
-    axes[0, 0].set_ylabel(f"component {component + 1} of the output")
-    return figure
 
 
 @drawing
@@ -105,21 +72,42 @@ def signal_and_crosstalk(k: NDArray, v: NDArray, i: int) -> BookFigure:
 
 
 @drawing
-def capacity(others: ArrayLike, simulated: Mapping[int, ArrayLike]) -> BookFigure:
-    """The power of crosstalk over that of the signal: the law as lines, the simulation as markers.
+def capacity(pairs: ArrayLike, measured: Mapping[int, ArrayLike]) -> BookFigure:
+    """The power of crosstalk over that of the signal: the law as lines, measurements as markers.
 
-    others holds the values of n - 1; simulated the measured ratios for each width D.
+    pairs holds the values of n; measured the ratios for each width D.
     """
-    others = np.asarray(others)
+    pairs = np.asarray(pairs)
+    n = np.geomspace(pairs[0], pairs[-1], 100)
     figure, ((axes,),) = new_figure(height=3.8)
-    for index, (D, ratio) in enumerate(simulated.items()):
-        axes.plot(others, others / D, **look(index, marker=None))
+    for index, (D, ratio) in enumerate(measured.items()):
+        axes.plot(n, (n - 1) / D, **look(index, marker=None))
         marker = look(index, linestyle="none", markersize=7, markerfacecolor="white")
-        axes.plot(others, ratio, **marker)
+        axes.plot(pairs, ratio, **marker)
         at_end = {"color": marker["color"], "va": "center", "annotation_clip": False}
-        beside(axes, f"$D = {D}$", (others[-1], others[-1] / D), (8, 0), **at_end)
+        beside(axes, f"$D = {D}$", (n[-1], (n[-1] - 1) / D), (8, 0), **at_end)
     axes.axhline(1, color=GRAY, linestyle=":", linewidth=1.4)
-    axes.annotate("as strong as the signal", (others[0], 1), color=GRAY, va="bottom", fontsize=10)
-    axes.set(xscale="log", yscale="log", xlabel="other pairs in the memory, $n - 1$")
+    axes.annotate("as strong as the signal", (pairs[0], 1), color=GRAY, va="bottom", fontsize=10)
+    axes.set(xscale="log", yscale="log", xlabel="pairs in the memory, $n$")
     axes.set_ylabel("crosstalk power / signal power")
+    plain_ticks(axes.xaxis, pairs[::2])
+    plain_ticks(axes.yaxis, [0.01, 0.1, 1, 10])
     return figure
+
+
+@drawing
+def retrieval(load: ArrayLike, wrong: Mapping[int, ArrayLike]) -> BookFigure:
+    """How often the nearest value is the wrong one, for each width D, against the load n / D."""
+    lines = {f"D = {D}": shares for D, shares in wrong.items()}
+    marks = [(1, "n = D")]
+    figure = curves(load, lines, xlabel="pairs stored, n / D", ylabel="share wrong", marks=marks)
+    (axes,) = figure.axes
+    axes.set_xscale("log")
+    plain_ticks(axes.xaxis, np.asarray(load))
+    return figure
+
+
+def plain_ticks(axis: Axis, at: ArrayLike) -> None:
+    """These ticks on a logarithmic axis and no others, written as plain numbers."""
+    axis.set_ticks(np.asarray(at), [f"{x:g}" for x in np.asarray(at)])
+    axis.set_ticks([], minor=True)
