@@ -53,6 +53,7 @@ tidy: .venv/ready  ## put the notebooks into the form in which they are committe
 bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/causal.py
 	"$(BIN)"/python benchmarks/decoding.py
+	"$(BIN)"/python benchmarks/bracket.py
 	"$(BIN)"/python benchmarks/scans.py
 	"$(BIN)"/python benchmarks/family.py
 	"$(BIN)"/python benchmarks/exchange.py

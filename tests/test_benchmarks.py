@@ -24,6 +24,7 @@ NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 # It has a result where it has run on a GPU; tests/cupy/test_benchmark.py tries it without one.
 NAMES.remove("kernels")
 SMALL = {
+    "bracket": ["--lengths", "70", "128", "--repeats", "1"],
     "chapters": ["--chapters", "02"],
     "causal": ["--lengths", "70", "128", "--repeats", "1"],
     "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
@@ -73,7 +74,7 @@ def test_every_result_has_its_script() -> None:
 
 
 def test_an_unknown_result() -> None:
-    with pytest.raises(ValueError, match="name must be one of causal, chapters.*got 'speed'"):
+    with pytest.raises(ValueError, match="must be one of bracket, causal, chapters.*got 'speed'"):
         results.load("speed")
 
 

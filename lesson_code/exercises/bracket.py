@@ -1,45 +1,58 @@
 """Exercises of the chapter on the bracket trick."""
 
-import math
-
 import numpy as np
 
 from lesson_code import costs
 from lesson_code.checks import check_linear_cost
 from lesson_code.exercises import Exercise
-from lesson_code.exercises._arrays import K, V, transpose
-from lesson_code.numpy import elu_plus_one, identity, linear_attention, softmax_attention
+from lesson_code.exercises._arrays import K, transpose
+from lesson_code.numpy import elu_plus_one, identity, linear_attention, relu, softmax_attention
 
 CHAPTER = "The bracket trick"
+SOFTMAX = "Why softmax needs its matrix"
 PRODUCT = "A similarity that is a product"
-SOFTMAX = "Why softmax holds on to its matrix"
 LINEAR = "Linear attention"
 OPERATIONS = "Counting operations"
 CROSSING = "Where the lines cross"
 MEMORY = "Counting memory"
-LIMITS = "Where the trick does not help"
+SHARPNESS = "What is lost: sharpness"
+MEASURED = "One measurement"
+
+# The values of red, round and cherry. Later chapters have others.
+V = np.array([[10.0, 0.0], [0.0, 20.0], [30.0, 50.0]])
 
 # --- By hand -----------------------------------------------------------------------------------
 
 HAND = Exercise("ex-bracket-hand", CHAPTER)
 QUERY = np.array([2.0, 1.0])
-SIMILARITIES = K @ QUERY
+SCORES_OF_QUERY = K @ QUERY
+SIMILARITIES = elu_plus_one(K) @ elu_plus_one(QUERY)
 
 HAND.value("similarities", SIMILARITIES, PRODUCT, "three numbers").mistakes(
     (
-        elu_plus_one(K) @ elu_plus_one(QUERY),
-        "These are similarities under elu + 1. Here the features are the tokens themselves.",
+        SCORES_OF_QUERY,
+        "These are the scores of the bare vectors. Take the features of query and keys first.",
     ),
+    (elu_plus_one(K) @ QUERY, "The keys have their features, the query has not."),
+    (K @ elu_plus_one(QUERY), "The query has its features, the keys have not."),
     (SIMILARITIES / np.sqrt(2), "A similarity is the product of the features, without a scale."),
 )
 HAND.value("output_4", SIMILARITIES @ V / SIMILARITIES.sum(), LINEAR, "two numbers").mistakes(
     (SIMILARITIES @ V, "This is not divided by anything yet."),
     (
         SIMILARITIES @ V / 3,
-        "Divided by the number of tokens, or the sum of the query: both are 3. It is the sum of "
-        "the similarities.",
+        "Divided by the number of tokens. It is the sum of the similarities.",
     ),
-    (np.exp(SIMILARITIES) @ V / np.exp(SIMILARITIES).sum(), "These are the weights of softmax."),
+    (
+        SIMILARITIES @ V / 5,
+        "Divided by the sum of the query's features. It is their product with z.",
+    ),
+    (
+        SCORES_OF_QUERY @ V / SCORES_OF_QUERY.sum(),
+        "These are the scores of the bare vectors. Take the features of query and keys first.",
+        PRODUCT,
+    ),
+    (np.exp(SCORES_OF_QUERY) @ V / np.exp(SCORES_OF_QUERY).sum(), "These are softmax's weights."),
 )
 
 # One query against three tokens of width 2, whose writes are done once for all.
@@ -111,7 +124,7 @@ my_attention.mistakes(
     (
         lambda q, k, v: linear_attention(q, k, v, causal=True),
         "This one is causal. Here every query sees all positions.",
-        LIMITS,
+        MEASURED,
     ),
 )
 
@@ -163,58 +176,111 @@ NORMALIZER.value("second_output", SECOND, LINEAR, "three rows of two numbers").m
     (K @ S, "This is not divided by anything yet."),
 )
 
-# --- When a layer gains ------------------------------------------------------------------------
+# --- A budget for features ---------------------------------------------------------------------
 
-GAIN = Exercise("ex-bracket-gain", CHAPTER)
-NARROW, TAYLOR, BOTH_ORDERS = 128, 1 + 128 + 128 * 129 // 2, 1 + 128 + 128**2
-COUNTED_TWICE = (
-    "The products of two different entries are counted twice: entry 1 times 2 is 2 times 1."
+BUDGET = Exercise("ex-bracket-gain", CHAPTER)
+
+
+def taylor_width(D):
+    return 1 + D + D * (D + 1) // 2
+
+
+def widest(operations):
+    """The largest C for which so many operations per C and token are below 4,096 (D + M)."""
+    return (4_096 * 256 - 1) // operations
+
+
+BUDGET.value("widest", widest(2 * 129), CROSSING, "a number of features").mistakes(
+    (
+        widest(2 * 128),
+        "The normalizer is missing: z is written and read as well, so it is M + 1 and not M.",
+        OPERATIONS,
+    ),
+    (
+        widest(129),
+        "The state is written and read. Only one of the two is counted.",
+        OPERATIONS,
+    ),
+    (
+        widest(2 * 129) + 1,
+        "With so many features the crossing lies above 4,096.",
+    ),
+    (
+        widest(4 * 129),
+        "The matrix takes two products with N² in them, the scores and the sums. Only one is "
+        "counted.",
+        OPERATIONS,
+    ),
+)
+BUDGET.value(
+    "gain", costs.crossover(64, 64, C=taylor_width(64)), CROSSING, "the first N that gains"
+).mistakes(
+    (
+        costs.crossover(64, 64, C=taylor_width(64)) - 1,
+        "At this N the matrix still needs fewer operations.",
+    ),
+    (
+        costs.crossover(128, 128, C=taylor_width(128)),
+        "That is for heads of width 128.",
+    ),
+    (
+        costs.crossover(64, 64, C=1 + 64 + 64**2),
+        "The products of two different entries are counted twice: entry 1 times 2 is 2 times 1.",
+    ),
+)
+BUDGET.value(
+    "states", 16 * taylor_width(64) * 64, MEMORY, "how many numbers in 16 states"
+).mistakes(
+    (taylor_width(64) * 64, "That is one head. There are sixteen."),
+    (8 * taylor_width(128) * 128, "That is for the 8 heads of width 128."),
+    (16 * taylor_width(64) * 65, "z is counted as a part of the state. Here it is left out."),
+    (16 * 64 * 64, "S has a row for each feature, not for each entry of a key."),
 )
 
+# --- How sharp it can be -----------------------------------------------------------------------
 
-def gains(C):
-    return costs.crossover(128, 128, C=C)
-
-
-def cache_like(C):
-    return costs.cache_passes_state(128, 128, C=C)
+CEILING = Exercise("ex-bracket-ceiling", CHAPTER)
 
 
-def gain(name, C, form):
-    return GAIN.value(name, gains(C), CROSSING, f"the first N that gains, {form}").mistakes(
-        (
-            gains(C) - 1,
-            "At this N the quadratic order still needs as few operations, or fewer. (z is counted, "
-            "too.)",
-        ),
-        (
-            2 * C * 129 // 128 + 1,
-            "Softmax has two products with N² in them, the scores and the weighted sums. Only one "
-            "is counted.",
-            OPERATIONS,
-        ),
-        (
-            C * 129 // 256 + 1,
-            "The state is written and read. Only one of the two is counted.",
-            OPERATIONS,
-        ),
-    )
+def features(rng, N, *, C=4):
+    return (rng.uniform(0.1, 3.0, size=(N, C)),)
 
 
-def cache(name, C, form):
-    return GAIN.value(name, cache_like(C), MEMORY, f"the first number of tokens, {form}").mistakes(
-        (C, "The cache has keys and values. Only one of the two is counted."),
-        (
-            math.ceil(C * 129 / 256),
-            "z is counted as a part of the state. Here it is left out.",
-        ),
-        (gains(C), "That is where the operations cross. Here count numbers that are kept."),
-    )
+@CEILING.function(SHARPNESS, inputs=features, unit="")
+def ceilings(features):
+    return (features / features.sum(axis=0)).max(axis=1)
 
 
-gain("narrow_gain", NARROW, "C = 128")
-gain("taylor_gain", TAYLOR, "with the Taylor map").mistakes((gains(BOTH_ORDERS), COUNTED_TWICE))
-cache("narrow_cache", NARROW, "C = 128")
-cache("taylor_cache", TAYLOR, "with the Taylor map").mistakes(
-    (cache_like(BOTH_ORDERS), COUNTED_TWICE, CROSSING)
+ceilings.mistakes(
+    (
+        lambda features: (features / features.sum(axis=1, keepdims=True)).max(axis=1),
+        "Divided by the sum of each key's features. z sums over the keys.",
+    ),
+    (
+        lambda features: features.max(axis=1) / features.sum(),
+        "Each feature has its own sum over the keys.",
+    ),
+    (
+        lambda features: (features / features.sum(axis=0)).mean(axis=1),
+        "A query need not mix the rows evenly. Which share of them is best for this key?",
+    ),
+    (
+        lambda features: (features / features.sum(axis=0)).sum(axis=1),
+        "The shares of the rows sum to one, so no query takes all of every row.",
+    ),
+)
+
+RELU = relu(K)
+
+CEILING.value(
+    "relu_ceilings", (RELU / RELU.sum(axis=0)).max(axis=1), SHARPNESS, "three numbers"
+).mistakes(
+    (
+        (elu_plus_one(K) / elu_plus_one(K).sum(axis=0)).max(axis=1),
+        "These are the ceilings with elu + 1.",
+    ),
+    (
+        (RELU / RELU.sum(axis=1, keepdims=True)).max(axis=1),
+        "Divided by the sum of each key's features. z sums over the keys.",
+    ),
 )

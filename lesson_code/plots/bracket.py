@@ -1,14 +1,14 @@
-"""Figures of the bracket trick: both orders of the product to scale, and rows of weights."""
+"""Figures of the bracket trick: both orders to scale, rows of weights, the measured gain."""
 
 from collections.abc import Sequence
 
-import numpy as np
+from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
 from lesson_code.numpy import attention_weights, elu_plus_one
 from lesson_code.plots.cells import canvas, rectangle, write
-from lesson_code.plots.colors import BLUE, GRAY, VERMILION
-from lesson_code.plots.lines import bars
+from lesson_code.plots.colors import BLUE, GRAY, VERMILION, look
+from lesson_code.plots.lines import bars, beside, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 PLAIN, SQUARE, STATE = "#e4e4e4", "#f6c9a8", "#a9d0ea"
@@ -55,21 +55,38 @@ def _row(axes, parts, y, N):
 
 
 @drawing
-def weight_rows(q: NDArray, k: NDArray, factors: Sequence[float] = (1, 4)) -> BookFigure:
+def weight_rows(q: NDArray, k: NDArray, factors: Sequence[float] = (1, 16)) -> BookFigure:
     """Softmax and linear attention (elu + 1) weights of one query q, multiplied by each factor."""
     figure, axes = new_figure(2, len(factors), height=2.1 * len(factors), sharex=True, sharey=True)
     for row, factor in enumerate(factors):
         similarity = elu_plus_one(factor * q) @ elu_plus_one(k).T
         linear = similarity / similarity.sum(axis=-1, keepdims=True)
         softmax = attention_weights(factor * q, k)
-        for column, (name, a, color) in enumerate(
+        for column, (name, A, color) in enumerate(
             [("softmax", softmax[0], VERMILION), ("linear", linear[0], BLUE)]
         ):
-            entropy = -np.sum(a * np.log(np.where(a > 0, a, 1)))
-            bars(axes[row, column], a, color=color, width=0.8)
-            axes[row, column].set_title(f"{name}, entropy {entropy:.2f}")
-        query = "q" if factor == 1 else f"{factor:g}q"
+            bars(axes[row, column], A, color=color, width=0.8)
+            axes[row, column].set_title(f"{name}, largest {A.max():.2f}")
+        query = "q" if factor == 1 else f"{factor:g}\\,q"
         axes[row, 0].set_ylabel(f"weight for ${query}$")
     for column in range(2):
         axes[-1, column].set_xlabel("keys")
+    return figure
+
+
+@drawing
+def gain(N: Sequence[int], measured: Sequence[float], counted: Sequence[float]) -> BookFigure:
+    """Matrix divided by state, in time and in operations, against the number of tokens."""
+    height = 3.3
+    figure, ((axes,),) = new_figure(height=height)
+    axes.axhline(1, color=GRAY, linestyle=":", linewidth=1.4)
+    axes.plot(N, counted, label="operations", **look(1, marker=None))
+    axes.plot(N, measured, label="time", **look(0))
+    axes.set(xscale="log", yscale="log", xlabel="tokens N", ylabel="matrix / state")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    name_lines(axes, axes.get_lines()[1:], height)
+    right = {"ha": "right", "color": GRAY, "fontsize": 10}
+    beside(axes, "above: the state is faster", (N[-1], 1), (0, 5), va="bottom", **right)
+    beside(axes, "below: the matrix is faster", (N[-1], 1), (0, -6), va="top", **right)
     return figure

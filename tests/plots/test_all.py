@@ -45,6 +45,7 @@ FIGURES = {
     "softmax.tiles": (5,),
     "bracket.two_brackets": (512, 64),
     "bracket.weight_rows": (KEYS[:1], KEYS),
+    "bracket.gain": ([16, 128, 1024], [0.9, 1.2, 6], [0.2, 2, 16]),
     "memory.writes": (K, V, ("red", "round", "cherry")),
     "memory.signal_and_crosstalk": (K, V, 0),
     "memory.capacity": ([2, 3, 5], {16: [0.1, 0.1, 0.2], 64: [0.02, 0.03, 0.06]}),
