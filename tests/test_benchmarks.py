@@ -31,6 +31,7 @@ SMALL = {
     "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
+    "pronouns": ["--steps", "3", "--seeds", "0"],
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
     "scans": ["--lengths", "70", "128", "--repeats", "1"],
 }

@@ -6,4 +6,6 @@
     Handwritten digits, as sequences of pixels.
 ``texts``
     Texts in the public domain.
+``sentences``
+    Sentences whose pronoun means one of two nouns.
 """

@@ -1,7 +1,5 @@
 """Exercises of the chapter on softmax attention."""
 
-import math
-
 import numpy as np
 
 from lesson_code.checks import check_causal, random_qkv
@@ -15,7 +13,6 @@ FORMULA = "The formula"
 SCALE = "Why the scores are divided by √D"
 LARGEST = "Why the largest score is subtracted"
 MASK = "Looking back only: the causal mask"
-TILES = "Never holding the matrix: tiles"
 
 # --- By hand -----------------------------------------------------------------------------------
 
@@ -155,12 +152,6 @@ WRONG_PLACE.value(
     ),
     (MASKED_LATE.sum(axis=0), "These are the sums of the columns.", FORMULA),
 )
-WRONG_PLACE.truth(
-    "causal",
-    False,
-    MASK,
-    "No later value comes in. But write down the denominator of a row: whose keys are in it?",
-)
 
 
 def weights(rng, N, leading=()):
@@ -173,7 +164,7 @@ def repair(a):
 
 
 repair.mistakes(
-    (np.tril, "This is what the colleague has: the rows do not sum to one."),
+    (np.tril, "These are the weights to be repaired: their rows do not sum to one."),
     (lambda a: divided(np.tril(a), axis=-2), "The columns sum to one. The rows have to.", FORMULA),
     (
         lambda a: np.tril(a) / np.tril(a).sum(axis=-1),
@@ -182,88 +173,4 @@ repair.mistakes(
         FORMULA,
     ),
     (lambda a: divided(np.tril(a, k=-1)), STRICT),
-)
-
-# --- Merging two parts -------------------------------------------------------------------------
-
-MERGE = Exercise("ex-softmax-merge", CHAPTER)
-
-
-def gather(q, k, v):
-    s = k @ q / np.sqrt(len(q))
-    e = np.exp(s - s.max())
-    return float(s.max()), float(e.sum()), e @ v
-
-
-def triples(rng, N, D=4, M=3):
-    """The triples of N and of N + 2 keys for one query, one after the other."""
-    q, k, v = rng.normal(size=D), *(rng.normal(size=(2 * N + 2, n)) for n in (D, M))
-    return *gather(q, k[:N], v[:N]), *gather(q, k[N:], v[N:])
-
-
-def far_apart(rng):
-    _, total, mixed, *other = triples(rng, 3)
-    return -900.0, total, mixed, 900.0, *other[1:]
-
-
-def one_is_empty(rng):
-    return -math.inf, 0.0, np.zeros(3), *triples(rng, 3)[3:]
-
-
-def of_numbers(merge):
-    return lambda mu_a, l_a, u_a, mu_b, l_b, u_b: merge((mu_a, l_a, u_a), (mu_b, l_b, u_b))
-
-
-def merged(a, b, factor):
-    """The triples scaled by a function of their maximum and of the new one, and added."""
-    mu = max(a[0], b[0])
-    x, y = factor(a[0], mu), factor(b[0], mu)
-    return mu, x * a[1] + y * b[1], x * a[2] + y * b[2]
-
-
-@MERGE.function(TILES, inputs=triples, special=(far_apart, one_is_empty), view=of_numbers, unit="")
-def merge(a, b):
-    return merged(a, b, lambda mu, new: np.exp(mu - new))
-
-
-merge.mistakes(
-    (
-        lambda a, b: merged(a, b, lambda mu, new: 1.0),
-        "Sums are added that were scaled differently: each part is relative to the largest score "
-        "of its own.",
-    ),
-    (
-        lambda a, b: merged(a, b, lambda mu, new: np.exp(new - mu)),
-        "The factor is upside down: the part with the smaller maximum must be scaled down.",
-    ),
-    (
-        lambda a, b: merged(a, b, lambda mu, new: np.exp(mu)),
-        "The factors are exponentials of the maxima themselves, which overflow. Only differences "
-        "to the new maximum are safe.",
-    ),
-)
-
-
-@merge.mistake(
-    "The second part is scaled to the first, whichever is larger. Both have to be scaled to the "
-    "new maximum."
-)
-def second_scaled_to_first(a, b):
-    x = np.exp(b[0] - a[0])
-    return max(a[0], b[0]), a[1] + x * b[1], a[2] + x * b[2]
-
-
-@merge.mistake(
-    "u is divided already. A triple keeps u and ℓ apart, so that it can be merged again."
-)
-def outputs_mixed(a, b):
-    mu, total, mixed = merge.reference(a, b)
-    return mu, total, mixed / total
-
-
-MERGE.truth(
-    "order_matters",
-    False,
-    TILES,
-    "Exchange a and b in your formulas. Which of them changes?",
 )

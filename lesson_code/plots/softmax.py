@@ -1,34 +1,68 @@
-"""Figures of softmax attention: sharpness, the causal mask, tiles."""
+"""Figures of softmax attention: who takes from whom, the causal mask, tiles."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.patches import Polygon
+from matplotlib.patches import PathPatch, Polygon
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
 from numpy.typing import NDArray
 
 from lesson_code.numpy import attention_weights
 from lesson_code.plots import pale
 from lesson_code.plots.cells import box, canvas, rectangle, write
-from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION
-from lesson_code.plots.lines import bars
+from lesson_code.plots.colors import BLUE, GRAY, INK, POSITIVE, VERMILION
 from lesson_code.plots.matrices import draw_causal, draw_matrix
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
-def sharpness(widths: Sequence[int], num_keys: int, seed: int = 0) -> BookFigure:
-    """One row of attention weights for each width D, without the scale (top) and with it."""
-    rng = np.random.default_rng(seed)
-    figure, axes = new_figure(len(widths), 2, height=3.6, sharex=True, sharey=True)
-    for column, D in enumerate(widths):
-        q, k = rng.standard_normal((1, D)), rng.standard_normal((num_keys, D))
-        for row, (scale, color) in enumerate([(1.0, VERMILION), (None, BLUE)]):
-            bars(axes[row, column], attention_weights(q, k, scale=scale)[0], color=color)
-        axes[0, column].set_title(f"$D = {D}$")
-        axes[1, column].set_xlabel("keys")
-    axes[0, 0].set_ylabel("weight, no scale")
-    axes[1, 0].set_ylabel("weight, scaled")
+def words_and_weights(
+    rows: Sequence[tuple[Sequence[str], NDArray]], names: Sequence[str] = ()
+) -> BookFigure:
+    """Sentences, one above the other, and how much their last words take from each word.
+
+    A row has the words and their weights; the first sentence stands on top. Curves from the last
+    word are as thick as the weights, and so are the words' grounds dark; weights of 0.05 and more
+    are written below. names stand before the rows.
+    """
+    figure, axes = canvas(6.4, 1.25 * len(rows) + 0.1, unit=1)
+    axes.set_aspect("auto")
+    size, gap, above, below = 11, 7, 66, 24
+    left = max((width_of(name, size) + 2 * gap for name in names), default=0)
+    right = 0.0
+    for row, (words, weights) in enumerate(rows):
+        y = -(above + below + size) * row
+        x, middles = left, []
+        for word in words:
+            width = width_of(word, size)
+            middles.append(x + width / 2)
+            x += width + gap
+        right = max(right, x)
+        if names:
+            write(axes, 0, y, names[row], ha="left", size=size, weight="bold")
+        asking = middles[-1]
+        for word, middle, weight in zip(words, middles, weights, strict=True):
+            ground = POSITIVE(0.4 * weight)
+            edge = INK if middle == asking else "none"
+            style = {"facecolor": ground, "edgecolor": edge, "boxstyle": "square,pad=0.16"}
+            write(axes, middle, y, word, size=size, bbox=style)
+            if weight >= 0.05:
+                write(axes, middle, y - 18, f"{weight:.2f}", color=BLUE, weight="bold")
+            if weight >= 0.01 and middle != asking:
+                top = y + size + 1.15 * above * min(1, (asking - middle) / 260)
+                ends = (asking, y + size), (asking, top), (middle, top), (middle, y + size)
+                codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
+                line = {"edgecolor": BLUE, "linewidth": 6 * weight, "capstyle": "butt"}
+                axes.add_patch(PathPatch(Path(ends, codes), facecolor="none", **line))
+    lowest = -(above + below + size) * (len(rows) - 1) - below
+    axes.set(xlim=(-6, right), ylim=(lowest, above + 2 * size))
     return figure
+
+
+def width_of(text: str, size: float) -> float:
+    """Width in points."""
+    return TextPath((0, 0), text, size=size).get_extents().width
 
 
 @drawing

@@ -40,7 +40,10 @@ DEVICES = {
 FIGURES = {
     "curves": ([1, 10, 100], {"a": [1, 2, 3], "b": [3, 2, 1]}),
     "matrix_equation": (("Q", Q), r"\times", ("K^\\top", K.T), "=", ("S", Q @ K.T)),
-    "softmax.sharpness": ([4, 16], 16),
+    "softmax.words_and_weights": (
+        [(["the", "cherry", "is", "red"], [0.05, 0.9, 0, 0.05])] * 2,
+        "ab",
+    ),
     "softmax.weights_side_by_side": (Q, K),
     "softmax.tiles": (5,),
     "bracket.two_brackets": (512, 64),
