@@ -12,8 +12,8 @@ from lesson_code.numpy import taylor
 CHAPTER = "Feature maps"
 POLYNOMIALS = "Polynomials: products between entries"
 TAYLOR = "Taylor: three terms of the exponential"
-OFF = "How far a single draw is off"
-MAXIMUM = "A maximum that looks ahead"
+HEDGEHOG = "A map that learns: Hedgehog"
+ENTRIES = "One entry at a time"
 
 # --- Monomials by hand -------------------------------------------------------------------------
 
@@ -110,61 +110,62 @@ my_taylor.mistakes(
     ),
 )
 
-# --- An epsilon and a maximum ------------------------------------------------------------------
+# --- The mirror and the bias -------------------------------------------------------------------
 
-LEAK = Exercise("ex-features-leak", CHAPTER)
+MIRROR = Exercise("ex-features-mirror", CHAPTER)
 
-LEAK.truth(
-    "epsilon_causal",
-    False,
-    MAXIMUM,
-    "The maximum is a factor of all exponentials, and cancels. Is it a factor of ε?",
+
+def similarity_to_one(key, bias=0.0):
+    """Of the query 1 under Hedgehog with D = 1 and W = 1."""
+    return 2 * math.cosh(1 + key + 2 * bias)
+
+
+MIRROR.value("other_key", -4.0, HEDGEHOG).mistakes(
+    (-2.0, "This is the mirror image of the key alone. What is mirrored is q + k."),
+    (4.0, "Then q + k is 5, and the key 2 has 3. Which other sum has the same cosh?"),
+    (-3.0, "This is the other value of q + k. Which key belongs to it?"),
 )
-LEAK.truth("per_key_causal", True, MAXIMUM, "Which keys does the maximum of one key depend on?")
-LEAK.truth(
-    "per_key_same",
-    False,
-    MAXIMUM,
-    "What cancels from the quotient is a factor that all keys share. Do they share this one?",
+MIRROR.value("ratio", similarity_to_one(2) / similarity_to_one(-2), HEDGEHOG).mistakes(
+    (math.exp(4), "This is the ratio of softmax. The similarity of Hedgehog is a cosh."),
+    (similarity_to_one(-2) / similarity_to_one(2), "This is the other way round."),
+    (1.0, "The two are mirror images for the query 0. Here the query is 1."),
+)
+MIRROR.value("ratio_biased", similarity_to_one(2, 5) / similarity_to_one(-2, 5), HEDGEHOG).mistakes(
+    (similarity_to_one(2) / similarity_to_one(-2), "This is the ratio without a bias."),
+    (similarity_to_one(-2, 5) / similarity_to_one(2, 5), "This is the other way round."),
 )
 
-# --- How many random features ------------------------------------------------------------------
+# --- How sharp can it get? ---------------------------------------------------------------------
 
-HOW_MANY = Exercise("ex-features-how-many", CHAPTER)
-
-
-def features_for(y_squared, error=0.1):
-    return math.expm1(y_squared) / error**2
+CEILING = Exercise("ex-features-ceiling", CHAPTER)
 
 
-def one_length(rng, N):
-    return (float(rng.uniform(0.5, 2.5)),)
+def positive_features(rng, N, leading=()):
+    return (rng.exponential(size=(*leading, N, 5)),)
 
 
-@HOW_MANY.function(OFF, inputs=one_length, unit="")
-def needed(length):
-    return features_for((2 * length) ** 2 / math.sqrt(4))
+@CEILING.function(ENTRIES, inputs=positive_features)
+def ceilings(features):
+    return fixed_rows(features).max(axis=-1)
 
 
-needed.mistakes(
+def fixed_rows(features):
+    """One for each feature, as columns: what a query mixes."""
+    return features / features.sum(axis=-2, keepdims=True)
+
+
+ceilings.mistakes(
     (
-        lambda length: needed.reference(length) + 100,
-        "The 1 under the root is missing. Without it even q = k = 0 would have an error.",
+        lambda features: (features / features.sum(axis=-1, keepdims=True)).max(axis=-1),
+        "Each key is divided by the sum of its own features. The fixed rows of weights run over "
+        "the keys: one for each feature.",
     ),
     (
-        lambda length: needed.reference(length) / 10,
-        "The error goes with the root of m: ten times as exact takes a hundred times as many.",
+        lambda features: fixed_rows(features).mean(axis=-1),
+        "This is each key's weight under an even mixture. The most favorable query takes one row.",
     ),
     (
-        lambda length: features_for((2 * length) ** 2),
-        "The scale is missing: y is (q + k) divided by the fourth root of D.",
+        lambda features: fixed_rows(features).sum(axis=-1),
+        "This adds the C rows up. A mixture has proportions that sum to one.",
     ),
-    (
-        lambda length: features_for(length**2 / math.sqrt(4)),
-        "This takes |q| for |q + k|. Here k = q.",
-    ),
-)
-HOW_MANY.value("opposite", 0.0, OFF, "the relative error for m = 16, |q| = 1 and k = -q").mistakes(
-    (math.sqrt(math.expm1(2) / 16), "This is the error for k = q. What is q + k now?"),
-    (math.sqrt(1 / 16), "The 1 under the root is missing."),
 )

@@ -10,7 +10,7 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
 4. Recurrent = parallel: `linear_attention` with ``causal=True`` and the forms "masked",
    "recurrent" and "cumsum" (chapter 7: "scan" and "chunkwise")
 5. Feature maps: `elu_plus_one`, `relu`, `identity`, `exponential`, `polynomial`, `taylor`,
-   `positive_random_features`
+   `hedgehog`, `positive_random_features`
 11. AFT and RWKV-4: `aft_simple`, `aft_full`, `wkv`, `WKVState`, `token_shift`, `time_mix`,
     `channel_mix`
 12. Decay: `retention`, `retention_decays`
@@ -25,6 +25,7 @@ from lesson_code.numpy.delta import delta_rule, gated_delta_rule
 from lesson_code.numpy.feature_maps import (
     elu_plus_one,
     exponential,
+    hedgehog,
     identity,
     polynomial,
     positive_random_features,
@@ -62,6 +63,7 @@ __all__ = [
     "gated_delta_rule",
     "gated_linear_attention",
     "grouped_query_attention",
+    "hedgehog",
     "identity",
     "latent_attention",
     "linear_attention",

@@ -1,4 +1,4 @@
-"""Figures of feature maps: their slopes, the spread of random features, rows of weights."""
+"""Figures of feature maps: heads that read, slopes, random features, rows of weights."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,24 @@ from lesson_code.numpy import elu_plus_one, positive_random_features, relu
 from lesson_code.plots.cells import arrow, write
 from lesson_code.plots.colors import BLUE, GRAY, GREEN, INK, VERMILION, look
 from lesson_code.plots.lines import bars
+from lesson_code.plots.matrices import draw_causal
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+
+@drawing
+def heads_reading(weights: Mapping[str, ArrayLike], letters: str) -> BookFigure:
+    """Causal weights (N, N) of each name over the letters that were read, in one scale of gray."""
+    figure, (panels,) = new_figure(len(weights), height=6.9 / len(weights) + 0.1)
+    shown = ["\N{OPEN BOX}" if letter.isspace() else letter for letter in letters]
+    size = min(10, 132 / len(weights) / len(letters) * 2)
+    for axes, (name, a) in zip(panels, weights.items(), strict=True):
+        draw_causal(axes, a, numbers=False, title=name, limit=1)
+        axes.set_xticks(range(len(shown)), shown, fontsize=size)
+        axes.set_yticks(range(len(shown)), shown, fontsize=size)
+        axes.tick_params(labelbottom=True, labelleft=True, pad=1)
+        axes.set_xlabel("key")
+    panels[0].set_ylabel("query")
+    return figure
 
 
 @drawing

@@ -54,6 +54,7 @@ FIGURES = {
     "recurrence.four_outputs": (Q, K, V),
     "recurrence.composed_steps": (1.5, [0.5, -1.0, 0.3], (1, 3)),
     "recurrence.hillis_steele": ([3, 1, 4, 1, 5, 9, 2, 6],),
+    "feature_maps.heads_reading": ({"a": np.tri(3) / 2, "b": np.tri(3)}, "a b"),
     "feature_maps.values_and_slopes": (),
     "feature_maps.estimated_over_exact": ((16, 256),),
     "feature_maps.rows_of_weights": ({"a": ROW, "b": ROW, "c": ROW, "d": ROW},),
