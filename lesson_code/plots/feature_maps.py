@@ -18,7 +18,7 @@ def heads_reading(weights: Mapping[str, ArrayLike], letters: str) -> BookFigure:
     """Causal weights (N, N) of each name over the letters that were read, in one scale of gray."""
     figure, (panels,) = new_figure(len(weights), height=6.9 / len(weights) + 0.1)
     shown = ["\N{OPEN BOX}" if letter.isspace() else letter for letter in letters]
-    size = min(10, 132 / len(weights) / len(letters) * 2)
+    size = min(10, 330 / len(weights) / len(letters))
     for axes, (name, a) in zip(panels, weights.items(), strict=True):
         draw_causal(axes, a, numbers=False, title=name, limit=1)
         axes.set_xticks(range(len(shown)), shown, fontsize=size)
