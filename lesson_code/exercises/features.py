@@ -12,6 +12,8 @@ from lesson_code.numpy import taylor
 CHAPTER = "Feature maps"
 POLYNOMIALS = "Polynomials: products between entries"
 TAYLOR = "Taylor: three terms of the exponential"
+HEDGEHOG = "A map that learns: Hedgehog"
+ENTRIES = "One entry at a time"
 
 # --- Monomials by hand -------------------------------------------------------------------------
 
@@ -105,5 +107,65 @@ my_taylor.mistakes(
     (
         features(first=1),
         "The constant feature is missing: the series begins with 1.",
+    ),
+)
+
+# --- The mirror and the bias -------------------------------------------------------------------
+
+MIRROR = Exercise("ex-features-mirror", CHAPTER)
+
+
+def similarity_to_one(key, bias=0.0):
+    """Of the query 1 under Hedgehog with D = 1 and W = 1."""
+    return 2 * math.cosh(1 + key + 2 * bias)
+
+
+MIRROR.value("other_key", -4.0, HEDGEHOG).mistakes(
+    (-2.0, "This is the mirror image of the key alone. What is mirrored is q + k."),
+    (4.0, "Then q + k is 5, and the key 2 has 3. Which other sum has the same cosh?"),
+    (-3.0, "This is the other value of q + k. Which key belongs to it?"),
+)
+MIRROR.value("ratio", similarity_to_one(2) / similarity_to_one(-2), HEDGEHOG).mistakes(
+    (math.exp(4), "This is the ratio of softmax. The similarity of Hedgehog is a cosh."),
+    (similarity_to_one(-2) / similarity_to_one(2), "This is the other way round."),
+    (1.0, "The two are mirror images for the query 0. Here the query is 1."),
+)
+MIRROR.value("ratio_biased", similarity_to_one(2, 5) / similarity_to_one(-2, 5), HEDGEHOG).mistakes(
+    (similarity_to_one(2) / similarity_to_one(-2), "This is the ratio without a bias."),
+    (similarity_to_one(-2, 5) / similarity_to_one(2, 5), "This is the other way round."),
+)
+
+# --- How sharp can it get? ---------------------------------------------------------------------
+
+CEILING = Exercise("ex-features-ceiling", CHAPTER)
+
+
+def positive_features(rng, N, leading=()):
+    return (rng.exponential(size=(*leading, N, 5)),)
+
+
+@CEILING.function(ENTRIES, inputs=positive_features)
+def ceilings(features):
+    return fixed_rows(features).max(axis=-1)
+
+
+def fixed_rows(features):
+    """One for each feature, as columns: what a query mixes."""
+    return features / features.sum(axis=-2, keepdims=True)
+
+
+ceilings.mistakes(
+    (
+        lambda features: (features / features.sum(axis=-1, keepdims=True)).max(axis=-1),
+        "Each key is divided by the sum of its own features. The fixed rows of weights run over "
+        "the keys: one for each feature.",
+    ),
+    (
+        lambda features: fixed_rows(features).mean(axis=-1),
+        "This is each key's weight under an even mixture. The most favorable query takes one row.",
+    ),
+    (
+        lambda features: fixed_rows(features).sum(axis=-1),
+        "This adds the C rows up. A mixture has proportions that sum to one.",
     ),
 )

@@ -8,7 +8,8 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
 - Outer-product memory: `LinearAttentionState`, its `write` and its `read`
 - Recurrent = parallel: `linear_attention` with ``causal=True`` and the forms "masked",
   "recurrent" and "cumsum"; "scan" and "chunkwise" are those of the chapter on scans
-- Feature maps: `elu_plus_one`, `relu`, `identity`, `exponential`, `polynomial`, `taylor`
+- Feature maps: `elu_plus_one`, `relu`, `identity`, `exponential`, `polynomial`, `taylor`,
+  `hedgehog`
 - Random features: `positive_random_features`
 - PyTorch on any device: `tiled_softmax_attention`
 - Generating: `grouped_query_attention`, `latent_attention`
@@ -26,6 +27,7 @@ from lesson_code.numpy.delta import delta_rule, gated_delta_rule
 from lesson_code.numpy.feature_maps import (
     elu_plus_one,
     exponential,
+    hedgehog,
     identity,
     polynomial,
     positive_random_features,
@@ -63,6 +65,7 @@ __all__ = [
     "gated_delta_rule",
     "gated_linear_attention",
     "grouped_query_attention",
+    "hedgehog",
     "identity",
     "latent_attention",
     "linear_attention",

@@ -252,6 +252,81 @@ def taylor(dim: int) -> Callable[[Array], Array]:
     return _FeatureMap(f"taylor(dim={dim})", dim, 1 + dim + len(i), phi)
 
 
+def hedgehog(
+    dim: int, *, weight: Array | None = None, bias: Array | None = None
+) -> Callable[[Array], Array]:
+    r"""Make the map of exponentials of learned directions, each with its mirror image.
+
+    Computes :eq:`eq-hedgehog`: the features are :math:`e^{Wx + b}` and :math:`e^{-Wx - b}`, and the
+    similarity of q and k is :math:`2 \sum_c \cosh(w_c \cdot (q + k) + 2 b_c)`, which is positive.
+    W and b are trained so that the weights of each query come close to those of softmax.
+
+    Parameters
+    ----------
+    dim : int
+        Width D of queries and keys.
+    weight : array, shape (..., C/2, D), optional
+        The directions w_c as rows. Its leading dimensions, one matrix for each head for instance,
+        broadcast with those of x before its positions. Left out, it is the identity, from which
+        training begins.
+    bias : array, shape (..., C/2), optional
+        The numbers b_c; 0 if left out.
+
+    Returns
+    -------
+    callable
+        Feature map (..., D) -> (..., C), attribute ``num_features`` = C: twice the rows of W.
+
+    Notes
+    -----
+    The paper's programs divide the features of a token by their sum. For a query that changes
+    nothing, as the factor cancels from normalized attention; for a key it makes another function.
+    Here nothing is divided: features overflow to inf, with NumPy's warning, where an exponent is
+    above 88 in float32 or 11 in float16. W and b are taken in the dtype in which the map computes,
+    which is that of x, or float32 for float16. With a matrix of its own for each head x needs an
+    axis of positions. NaN in a vector makes all features NaN whose row meets it.
+
+    References
+    ----------
+    Zhang et al. (2024), The Hedgehog and the Porcupine, section 4.
+
+    Examples
+    --------
+    >>> phi = hedgehog(2)
+    >>> phi
+    hedgehog(dim=2)
+    >>> phi(np.array([0.0, np.log(2)]))
+    array([1. , 2. , 1. , 0.5])
+    >>> phi = hedgehog(2, weight=np.array([[1.0, -1.0]]))
+    >>> phi.num_features
+    2
+    >>> phi(np.array([3.0, 3.0]))
+    array([1., 1.])
+    """
+    dim = _arguments.check_integer("dim", dim, minimum=1)
+    given = {"weight": (weight, "m D"), "bias": (bias, "m")}
+    given = {name: pair for name, pair in given.items() if pair[0] is not None}
+    for name, (array, _) in given.items():
+        _arguments.check_arrays(np.ndarray, **{name: array})
+    if weight is not None:
+        _arguments.check_size("weight", weight.shape[-1] if weight.ndim else 0, "the width D", dim)
+    if given:
+        _arguments.check_axes(**given)
+    m = dim if weight is None else weight.shape[-2]
+    if bias is not None:
+        _arguments.check_size("bias", bias.shape[-1], "one number for each row of weight", m)
+
+    def phi(x):
+        if weight is not None:
+            x = x @ weight.astype(x.dtype).swapaxes(-1, -2)  # (..., m)
+        if bias is not None:
+            x = x + _along_positions(bias.astype(x.dtype))
+        return np.exp(np.concatenate([x, -x], axis=-1))
+
+    shapes = "".join(f", {name} {tuple(array.shape)}" for name, (array, _) in given.items())
+    return _FeatureMap(f"hedgehog(dim={dim}{shapes})", dim, 2 * m, phi)
+
+
 def positive_random_features(
     num_features: int, dim: int, *, orthogonal: bool = True, seed: int = 0
 ) -> Callable[[Array], Array]:
@@ -333,6 +408,11 @@ def orthogonal_rows(rng, m, dim):
     directions = Q.swapaxes(-1, -2).reshape(-1, dim)[:m]
     lengths = np.sqrt(rng.chisquare(dim, size=(m, 1)))
     return lengths * directions
+
+
+def _along_positions(bias):
+    """A bias (..., m) beside x (..., N, m); one of (m,) beside a vector, too."""
+    return bias if bias.ndim == 1 else bias[..., None, :]
 
 
 class _FeatureMap:

@@ -1,4 +1,4 @@
-"""Figures of feature maps: their slopes, the spread of random features, rows of weights."""
+"""Figures of feature maps: heads that read, slopes, random features, rows of weights."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,24 @@ from lesson_code.numpy import elu_plus_one, relu
 from lesson_code.plots.cells import arrow, write
 from lesson_code.plots.colors import BLUE, GREEN, INK, look
 from lesson_code.plots.lines import bars
+from lesson_code.plots.matrices import draw_causal
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+
+@drawing
+def heads_reading(weights: Mapping[str, ArrayLike], letters: str) -> BookFigure:
+    """Causal weights (N, N) of each name over the letters that were read, in one scale of gray."""
+    figure, (panels,) = new_figure(len(weights), height=6.9 / len(weights) + 0.1)
+    shown = ["\N{OPEN BOX}" if letter.isspace() else letter for letter in letters]
+    size = min(10, 330 / len(weights) / len(letters))
+    for axes, (name, a) in zip(panels, weights.items(), strict=True):
+        draw_causal(axes, a, numbers=False, title=name, limit=1)
+        axes.set_xticks(range(len(shown)), shown, fontsize=size)
+        axes.set_yticks(range(len(shown)), shown, fontsize=size)
+        axes.tick_params(labelbottom=True, labelleft=True, pad=1)
+        axes.set_xlabel("key")
+    panels[0].set_ylabel("query")
+    return figure
 
 
 @drawing
@@ -29,21 +46,6 @@ def values_and_slopes(limit: float = 3) -> BookFigure:
         axes.set(xlabel="x", title=title)
     right.set_ylim(-0.08, 1.3)
     left.legend(loc="upper left")
-    return figure
-
-
-@drawing
-def rows_of_weights(rows: Mapping[str, ArrayLike]) -> BookFigure:
-    """One row of attention weights for each name, as bars over the keys, three panels to a line."""
-    lines = -(-len(rows) // 3)
-    figure, panels = new_figure(3, lines, height=1.9 * lines, sharex=True, sharey=True)
-    for axes, (name, weights) in zip(panels.flat, rows.items(), strict=False):
-        bars(axes, weights)
-        axes.set_title(name)
-    for axes in panels[-1]:
-        axes.set_xlabel("keys")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("weight")
     return figure
 
 

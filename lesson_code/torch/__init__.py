@@ -14,6 +14,7 @@ from lesson_code.torch.delta import delta_rule, gated_delta_rule
 from lesson_code.torch.feature_maps import (
     elu_plus_one,
     exponential,
+    hedgehog,
     identity,
     polynomial,
     positive_random_features,
@@ -55,6 +56,7 @@ __all__ = [
     "gated_delta_rule",
     "gated_linear_attention",
     "grouped_query_attention",
+    "hedgehog",
     "identity",
     "latent_attention",
     "linear_attention",

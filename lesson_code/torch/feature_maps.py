@@ -132,6 +132,46 @@ def taylor(dim: int) -> Callable[[Tensor], Tensor]:
     return _FeatureMap(f"taylor(dim={dim})", dim, 1 + dim + len(weight), phi)
 
 
+def hedgehog(
+    dim: int, *, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Callable[[Tensor], Tensor]:
+    r"""Make the map of exponentials of learned directions, each with its mirror image.
+
+    Computes :eq:`eq-hedgehog`, as :func:`lesson_code.numpy.hedgehog` does. `weight` and `bias` may
+    be parameters: gradients reach them. They must be on the device of x.
+
+    Examples
+    --------
+    >>> phi = hedgehog(2, weight=torch.tensor([[1.0, -1.0]], requires_grad=True))
+    >>> phi.num_features
+    2
+    >>> phi(torch.tensor([3.0, 3.0]))
+    tensor([1., 1.], grad_fn=<ExpBackward0>)
+    """
+    dim = _arguments.check_integer("dim", dim, minimum=1)
+    given = {"weight": (weight, "m D"), "bias": (bias, "m")}
+    given = {name: pair for name, pair in given.items() if pair[0] is not None}
+    for name, (array, _) in given.items():
+        _arguments.check_arrays(Tensor, **{name: array})
+    if weight is not None:
+        _arguments.check_size("weight", weight.shape[-1] if weight.ndim else 0, "the width D", dim)
+    if given:
+        _arguments.check_axes(**given)
+    m = dim if weight is None else weight.shape[-2]
+    if bias is not None:
+        _arguments.check_size("bias", bias.shape[-1], "one number for each row of weight", m)
+
+    def phi(x):
+        if weight is not None:
+            x = x @ weight.to(x.dtype).mT  # (..., m)
+        if bias is not None:
+            x = x + _along_positions(bias.to(x.dtype))
+        return torch.cat([x, -x], dim=-1).exp()
+
+    shapes = "".join(f", {name} {tuple(array.shape)}" for name, (array, _) in given.items())
+    return _FeatureMap(f"hedgehog(dim={dim}{shapes})", dim, 2 * m, phi)
+
+
 def positive_random_features(
     num_features: int, dim: int, *, orthogonal: bool = True, seed: int = 0
 ) -> Callable[[Tensor], Tensor]:
@@ -169,6 +209,11 @@ def positive_random_features(
         f"orthogonal={bool(orthogonal)}, seed={seed})"
     )
     return _FeatureMap(description, dim, m, phi)
+
+
+def _along_positions(bias):
+    """A bias (..., m) beside x (..., N, m); one of (m,) beside a vector, too."""
+    return bias if bias.ndim == 1 else bias[..., None, :]
 
 
 class _FeatureMap:

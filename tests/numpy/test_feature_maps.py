@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lesson_code.numpy import (
     elu_plus_one,
     exponential,
+    hedgehog,
     identity,
     linear_attention,
     polynomial,
@@ -29,6 +30,8 @@ FACTORIES = [
     lambda dim: polynomial(1, dim),
     lambda dim: polynomial(3, dim),
     taylor,
+    hedgehog,
+    lambda dim: hedgehog(dim, weight=np.full((3, dim), 0.25), bias=np.arange(3.0) / 4),
     lambda dim: positive_random_features(7, dim),
     lambda dim: positive_random_features(7, dim, orthogonal=False),
 ]
@@ -128,6 +131,34 @@ def test_taylor_similarity(dim, seed):
     similarity = phi(q) @ phi(k).T
     np.testing.assert_allclose(similarity, 1 + s + s**2 / 2, rtol=1e-9, atol=1e-9)
     assert similarity.min() > 0.499
+
+
+@given(dim=st.integers(1, 7), m=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+def test_hedgehog_similarity(dim, m, seed):
+    rng = np.random.default_rng(seed)
+    W, b = rng.normal(size=(m, dim)) / 2, rng.normal(size=m) / 2
+    q, k = rng.normal(size=(2, 6, dim))
+    phi = hedgehog(dim, weight=W, bias=b)
+    assert phi.num_features == 2 * m == phi(q).shape[-1]
+    similarity = [[2 * np.cosh(W @ (x + y) + 2 * b).sum() for y in k] for x in q]
+    np.testing.assert_allclose(phi(q) @ phi(k).T, similarity, rtol=1e-9)
+
+
+def test_hedgehog_order_and_defaults():
+    x = np.array([[0.5, -1.0], [0.25, 2.0]])
+    np.testing.assert_allclose(hedgehog(2)(x), np.exp(np.concatenate([x, -x], axis=-1)))
+    np.testing.assert_allclose(hedgehog(2, weight=np.eye(2), bias=np.zeros(2))(x), hedgehog(2)(x))
+    np.testing.assert_allclose(hedgehog(2, bias=np.ones(2))(x), hedgehog(2)(x + 1))
+
+
+def test_hedgehog_a_matrix_for_each_head():
+    rng = np.random.default_rng(0)
+    W, b, x = rng.normal(size=(3, 5, 4)), rng.normal(size=(3, 5)), rng.normal(size=(2, 3, 7, 4))
+    features = hedgehog(4, weight=W, bias=b)(x)
+    assert features.shape == (2, 3, 7, 10)
+    for head in range(3):
+        alone = hedgehog(4, weight=W[head], bias=b[head])
+        np.testing.assert_allclose(features[:, head], alone(x[:, head]))
 
 
 # Positive random features. Rows of W can be read off a map: phi(D^(1/4) e_i) = exp(W e_i - 1/2)/√m.
@@ -240,6 +271,8 @@ def test_random_features_approach_softmax_attention():
 def test_names():
     assert repr(polynomial(3, 4)) == "polynomial(degree=3, dim=4)"
     assert repr(taylor(4)) == "taylor(dim=4)"
+    assert repr(hedgehog(4)) == "hedgehog(dim=4)"
+    assert repr(hedgehog(4, weight=np.ones((3, 4)))) == "hedgehog(dim=4, weight (3, 4))"
     assert (
         repr(positive_random_features(8, 4, orthogonal=False, seed=5))
         == "positive_random_features(num_features=8, dim=4, orthogonal=False, seed=5)"
@@ -255,6 +288,15 @@ def test_names():
         (lambda: polynomial(2, 0), ValueError, "dim"),
         (lambda: taylor(-1), ValueError, "dim"),
         (lambda: taylor("3"), TypeError, "dim"),
+        (lambda: hedgehog(0), ValueError, "dim"),
+        (lambda: hedgehog(3, weight=np.ones((4, 2))), ValueError, "weight"),
+        (lambda: hedgehog(3, weight=np.ones(())), ValueError, "weight"),
+        (lambda: hedgehog(3, weight=np.ones(3)), ValueError, "weight"),
+        (lambda: hedgehog(3, weight=[[1.0, 0.0, 0.0]]), TypeError, "weight"),
+        (lambda: hedgehog(3, weight=np.ones((4, 3), int)), TypeError, "weight"),
+        (lambda: hedgehog(3, bias=np.ones(2)), ValueError, "bias"),
+        (lambda: hedgehog(3, weight=np.ones((4, 3)), bias=np.ones(3)), ValueError, "bias"),
+        (lambda: hedgehog(3, bias=1.0), TypeError, "bias"),
         (lambda: positive_random_features(-1, 3), ValueError, "num_features"),
         (lambda: positive_random_features(0, 3), ValueError, "num_features"),
         (lambda: positive_random_features(4, 0), ValueError, "dim"),
@@ -263,5 +305,5 @@ def test_names():
     ],
 )
 def test_factories_refuse(make, error, name):
-    with pytest.raises(error, match=f"^{name} must be "):
+    with pytest.raises(error, match=f"^{name} must (be|have) "):
         make()

@@ -12,6 +12,7 @@ from lesson_code.torch import feature_maps
 from lesson_code.torch.feature_maps import (
     elu_plus_one,
     exponential,
+    hedgehog,
     identity,
     polynomial,
     positive_random_features,
@@ -27,6 +28,7 @@ MADE = [
     polynomial(1, WIDTH),
     polynomial(3, WIDTH),
     taylor(WIDTH),
+    hedgehog(WIDTH),
     positive_random_features(7, WIDTH, seed=2),
     positive_random_features(7, WIDTH, orthogonal=False),
 ]
@@ -123,6 +125,25 @@ def test_elu_plus_one_at_the_ends(dtype):
     assert features.tolist() == torch.tensor([0, 0, 0, 1, 1001, largest, INF], dtype=dtype).tolist()
     (gradient,) = torch.autograd.grad(features, x, torch.ones_like(x))
     assert gradient.tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+def test_hedgehog_of_given_weights_is_its_numpy_twin():
+    W, b, x = draw(3, 5, WIDTH), draw(3, 5, seed=1), draw(2, 3, 7, WIDTH, seed=2)
+    phi = hedgehog(WIDTH, weight=W, bias=b)
+    expected = reference.hedgehog(WIDTH, weight=W.numpy(), bias=b.numpy())(x.numpy())
+    assert phi.num_features == 10 and repr(phi) == "hedgehog(dim=4, weight (3, 5, 4), bias (3, 5))"
+    assert_close(phi(x), expected)
+    half = phi(x.to(torch.bfloat16))
+    assert half.dtype == torch.bfloat16
+    assert_close(half / phi(x.to(torch.bfloat16).double()), torch.ones(2, 3, 7, 10), 5e-3)
+
+
+def test_hedgehog_learns():
+    W, b = draw(5, WIDTH).requires_grad_(), draw(5).requires_grad_()
+    x = draw(3, WIDTH, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda *a: hedgehog(WIDTH, weight=a[0], bias=a[1])(a[2]), (W, b, x)
+    )
 
 
 # Gradients, transformations, compilation, devices.
@@ -268,6 +289,12 @@ def test_maps_refuse_another_width(phi):
         (lambda: polynomial(2, 0), ValueError, "dim"),
         (lambda: taylor(-1), ValueError, "dim"),
         (lambda: taylor("3"), TypeError, "dim"),
+        (lambda: hedgehog(0), ValueError, "dim"),
+        (lambda: hedgehog(3, weight=torch.ones(4, 2)), ValueError, "weight"),
+        (lambda: hedgehog(3, weight=torch.ones(())), ValueError, "weight"),
+        (lambda: hedgehog(3, weight=np.ones((4, 3))), TypeError, "weight"),
+        (lambda: hedgehog(3, weight=torch.ones(4, 3, dtype=int)), TypeError, "weight"),
+        (lambda: hedgehog(3, weight=torch.ones(4, 3), bias=torch.ones(3)), ValueError, "bias"),
         (lambda: positive_random_features(0, 3), ValueError, "num_features"),
         (lambda: positive_random_features(4, True), TypeError, "dim"),
         (lambda: positive_random_features(4, 3, seed=-1), ValueError, "seed"),
@@ -276,5 +303,5 @@ def test_maps_refuse_another_width(phi):
     ],
 )
 def test_factories_refuse(make, error, name):
-    with pytest.raises(error, match=f"^{name} must be "):
+    with pytest.raises(error, match=f"^{name} must (be|have) "):
         make()
