@@ -64,6 +64,7 @@ bench: .venv/ready  ## measure again what the book quotes
 # Trains the models whose results the book shows: over an hour on two free cores, and it may be stopped and gone on with.
 train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/pronouns.py
+	"$(BIN)"/python benchmarks/layer.py
 	"$(BIN)"/python benchmarks/recall.py
 	"$(BIN)"/python benchmarks/digits.py
 	"$(BIN)"/python benchmarks/heads.py

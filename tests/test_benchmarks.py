@@ -169,7 +169,7 @@ def test_a_cache_that_outgrows_the_memory_is_not_run(decoding: ModuleType) -> No
 # --- The scripts that train ---------------------------------------------------------------------
 
 
-TRAINED = ["digits", "recall"]
+TRAINED = ["digits", "layer", "recall"]
 
 
 def train(name: str, output: Path, *, expect: str) -> dict:
@@ -214,6 +214,19 @@ def test_recall_is_trained_again_where_it_is_missing(tmp_path: Path) -> None:
     kept = [row for row in result["rows"] if row["mixer"] not in ("softmax", "delta")]
     output.write_text(json.dumps(result | {"rows": kept}), encoding="utf-8")
     again = train("recall", output, expect="11 runs, 3 left")
+    assert without_seconds(again) == without_seconds(result)
+    assert all(row in again["rows"] for row in kept)
+
+
+def test_layers_are_trained_again_where_they_are_missing(tmp_path: Path) -> None:
+    """The short runs come first, as they choose the step size of the long ones."""
+    output = tmp_path / "layer.json"
+    result = train("layer", output, expect="3 left")
+    assert len(result["rows"]) == 6
+
+    kept = [row for row in result["rows"] if row["mixer"] != "linear"]
+    output.write_text(json.dumps(result | {"rows": kept}), encoding="utf-8")
+    again = train("layer", output, expect="1 left")
     assert without_seconds(again) == without_seconds(result)
     assert all(row in again["rows"] for row in kept)
 
@@ -340,10 +353,34 @@ def test_committed_training_is_of_this_version_and_whole(name: str) -> None:
     if name == "recall":
         runs = [(row["mixer"], row["heads"], row["seed"]) for row in result["rows"]]
         assert runs == module.all_jobs(module.SETTINGS)
+    elif name == "layer":
+        runs = [module.job_of(row) for row in result["rows"]]
+        assert runs == module.all_jobs(module.SETTINGS, result["rows"])
     else:
         runs = [(row["mixer"], row["seed"]) for row in result["rows"]]
         seeds = module.SETTINGS["seeds"]
         assert runs == [(mixer, seed) for seed in seeds for mixer in module.MIXERS]
+
+
+def told(mixer: str, steps: int) -> list[float]:
+    """Probabilities of known verbs, a number for each seed, with the best step size."""
+    rows = [row for row in results.load("layer")["rows"] if row["steps"] == steps]
+    by_rate: dict[float, list[dict]] = {}
+    for row in rows:
+        if row["mixer"] == mixer:
+            by_rate.setdefault(row["rate"], []).append(row)
+
+    def loss(runs: list[dict]) -> float:
+        return sum(row["loss_to_choose_by"] for row in runs)
+
+    return [row["probability"] for row in min(by_rate.values(), key=loss)]
+
+
+@pytest.mark.parametrize("steps", [600, 1800])
+def test_only_keys_find_the_verb(steps: int) -> None:
+    assert min(told("softmax", steps)) > 0.98
+    assert 0.85 < min(told("linear", steps)) < max(told("linear", steps)) < 0.99
+    assert max(told("keyless", steps)) < 0.11  # what counting verbs gives
 
 
 def recalled(mixer: str, heads: int = 4) -> np.ndarray:

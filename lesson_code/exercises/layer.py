@@ -10,8 +10,7 @@ from lesson_code.exercises import Exercise
 
 CHAPTER = "Transformers are RNNs"
 EQUATIONS = "The layer, one equation at a time"
-MODULE = "The module has the same four lines"
-WIDTHS = "Widths have to fit"
+CELL = "The layer is a cell"
 ORDERS = "One set of weights, two orders"
 NORM = "Heads, a norm, a projection"
 LEAK = "A norm that looks ahead"
@@ -20,7 +19,7 @@ LEAK = "A norm that looks ahead"
 
 HAND = Exercise("ex-layer-hand", CHAPTER)
 X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
-W_V = torch.tensor([[10.0, 20.0], [30.0, 40.0]], dtype=torch.float64)
+W_V = torch.tensor([[10.0, 0.0], [0.0, 20.0]], dtype=torch.float64)
 W_1 = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
 W_2 = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
 x_4 = X[3]
@@ -39,8 +38,8 @@ HAND.value("S_4", S_4, EQUATIONS, "two rows of two numbers").mistakes(
         "That is what token 4 alone writes; the three tokens before it are missing.",
     ),
     (
-        S_3 + torch.outer(x_4, W_V @ x_4),
-        "The value of token 4 is not right: a token is a row, and W_V stands at its right.",
+        S_3 + torch.outer(x_4 / 2, x_4 @ W_V),
+        "The value is right, but the key is [2, 0]: it counts twice as much as [1, 0].",
     ),
     (S_3 + torch.outer(x_4, x_4), "Token 4 writes itself. It has to write its value."),
 )
@@ -107,7 +106,7 @@ def sublayers(layer, o, x):
     return layer.norm_2(u + layer.feed_forward(u))
 
 
-@CODE.function(MODULE, inputs=tokens, view=of_some_layer)
+@CODE.function(CELL, inputs=tokens, view=of_some_layer)
 def my_layer(layer, x, *, initial_state=None, return_state=False):
     q, k, v = map(heads_of, projected(layer, x))
     attend = functools.partial(lt.linear_attention, causal=True, return_state=True)
@@ -150,7 +149,7 @@ my_layer.mistakes(
     (
         layer_with(split=lambda y: y.reshape(len(y), 2, -1, 4)),
         "Positions and heads are mixed up: reshape to (B, N, H, D) first, then exchange the axes.",
-        WIDTHS,
+        NORM,
     ),
     (
         layer_with(end=lambda layer, o, x: sublayers(layer, o, 0.0)),
@@ -166,25 +165,19 @@ my_layer.mistakes(
 # --- Two broken decoders -----------------------------------------------------------------------
 
 DECODERS = Exercise("ex-layer-mistakes", CHAPTER)
+q_2, q_3 = X[1], X[2]
+READ = q_3 @ S_3 / (q_3 @ z_3)
 
-DECODERS.value(
-    "late_refused", 2, ORDERS, "how many of the three checks object to the late query"
-).mistakes(
-    (
-        3,
-        "The query of the token before is not in the future. Which check looks for the future "
-        "only?",
-        LEAK,
-    ),
-    (
-        1,
-        "One check compares with the right function. And another one cuts the sequence: what does "
-        "the first token of a piece ask with?",
-    ),
+DECODERS.value("late", q_2 @ S_3 / (q_2 @ z_3), EQUATIONS, "two numbers").mistakes(
+    (READ, "That is what the right decoder reads: the query is that of the cherry itself."),
+    (q_2 @ S_3, "This is not divided by anything yet."),
+    (q_2 @ S_3 / (q_3 @ z_3), "The divisor is made with the query of the cherry itself."),
+    (X[1] @ W_V, "That is what is read before the cherry is written."),
 )
-DECODERS.value("lost_refused", 1, ORDERS, "the same for the lost z").mistakes(
-    (0, "One check cuts the sequence. What is z after the cut?"),
-    (2, "A sequence that is not cut hands no state on. How many of the checks cut?"),
+DECODERS.value("lost", q_3 @ S_3 / (q_3 @ q_3), EQUATIONS, "two numbers").mistakes(
+    (READ, "That is what the right decoder reads. What is z after the interruption?"),
+    (q_3 @ W_V, "S is lost here as well: only the cherry's own value is left."),
+    (q_3 @ S_3, "The z of the cherry itself is there, and it divides."),
 )
 
 # --- A norm over the past ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Figures of the layer: its cell, two orders of computing, three ways to decode, who sees whom."""
+"""Figures of the layer: its cell, two orders, three ways to decode, who is recalled, who sees."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots import pale
 from lesson_code.plots.cells import arrow, canvas, rectangle, write
-from lesson_code.plots.colors import BLUE, GRAY, GREEN, INK, VERMILION
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, INK, VERMILION, look
+from lesson_code.plots.lines import name_lines
 from lesson_code.plots.matrices import draw_matrix
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
@@ -132,6 +133,31 @@ def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int]]) -> Boo
     for t, top in enumerate(tops, start=1):
         write(axes, -0.4, top + 0.5, f"$t = {t}$", ha="right")
     axes.set(xlim=(-2.4, 2 * pitch + width + 0.2), ylim=(height + 0.1, -1.5))
+    return figure
+
+
+@drawing
+def by_people(
+    people: Sequence[tuple[int, int]], probabilities: Mapping[str, ArrayLike]
+) -> BookFigure:
+    """Probability of a known verb by the number of people who have come: means and ranges.
+
+    people gives the first and last number of each group; each entry of probabilities is an array
+    (seeds, groups).
+    """
+    height = 3.6
+    figure, ((axes,),) = new_figure(height=height)
+    groups = range(len(people))
+    for index, (name, runs) in enumerate(probabilities.items()):
+        runs = np.asarray(runs)
+        mean = runs.mean(axis=0)
+        bars = np.stack([mean - runs.min(axis=0), runs.max(axis=0) - mean])
+        axes.plot(groups, mean, label=name, **look(index))
+        axes.errorbar(groups, mean, bars, fmt="none", ecolor=look(index)["color"], capsize=3)
+    names = [f"{first} to {last}" for first, last in people]
+    axes.set_xticks(groups, names)
+    axes.set(xlabel="people so far", ylabel="probability of the verb", ylim=(0, 1.03))
+    name_lines(axes, [line for line in axes.get_lines() if line.get_label()[0] != "_"], height)
     return figure
 
 

@@ -65,6 +65,7 @@ FIGURES = {
     "layer.cell": (),
     "layer.two_orders": (3, 5),
     "layer.three_ways": (K, V, {"Bytes kept after 1,000 tokens:": (0, 512_000, 16_640)}),
+    "layer.by_people": ([(1, 2), (3, 4)], {"one": [[1, 0.9], [1, 0.8]], "two": [[0.5, 0.1]]}),
     "layer.who_sees_whom": ({"one": WEIGHTS, "other": 100 * WEIGHTS},),
     "scans.scan_of_pairs": ([(1, 3), (2, 1), (1, 4), (2, 2)],),
     "scans.blocks": (3, 3),
