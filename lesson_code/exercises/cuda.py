@@ -36,7 +36,7 @@ FLIGHT.value("heads", math.ceil(NEEDED / (8 * TOKEN)), COLUMN, "a whole number")
 FLIGHT.value("tokens", 128, WAIT, "a power of two").mistakes(
     (
         64,
-        "Twelve heads with 64 tokens each are 589,824 bytes, little more than half of what is needed.",
+        "Twelve heads with 64 tokens each are 589,824 bytes, some 60% of what is needed.",
     ),
     (8, "Twelve heads with eight tokens have 73,728 bytes on their way."),
 )

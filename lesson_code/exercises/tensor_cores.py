@@ -142,11 +142,11 @@ PRODUCTS = [32 + 16 * (w + 1) + 64 * (w < 4) for w in range(8)]
 CHUNK.value("last", PRODUCTS[-1], WARPS, "a number of products").mistakes(
     (
         PRODUCTS[-1] + 64,
-        "The last warp has no rows of the state to update: 64 rows are four bands.",
+        "The last warp has no rows of the state to update: the first four have all 64.",
     ),
     (
         96,
-        "Scores or values: for each band of keys 8 products make the scores, and 8 multiply them.",
+        "Each band of keys takes 8 products for its scores, and 8 to multiply them.",
     ),
     (128, "That is the last warp of four. Here it has eight bands of keys, its own included."),
 )

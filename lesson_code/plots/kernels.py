@@ -54,7 +54,7 @@ def roofline(
 
 @drawing
 def waiting(loads: int = 4, latency: float = 5.0) -> BookFigure:
-    """The same loads and the same work: asked for one after another, and all on their way at once."""
+    """The same loads and the same work: one trip after another, and all on their way at once."""
     work, shift, row = 1.2, 0.25, 1.2
     each, below = latency + work, 3.0
     end = below + 0.9 + row * loads + 0.6
