@@ -251,9 +251,8 @@ AHEAD = Exercise("ex-rwkv-ahead", CHAPTER)
 NEEDED = 4.8e12 * 0.6e-6  # bytes on their way
 
 AHEAD.value("ahead", math.ceil(NEEDED / (8192 * 2 * 4)), KERNEL, "a whole number").mistakes(
-    (math.ceil(NEEDED / (8192 * 4)), "Each token brings two numbers, a key and a value."),
+    (math.ceil(NEEDED / (8192 * 4)), "Each token brings a key and a value, of four bytes each."),
     (math.ceil(NEEDED / (8192 * 3 * 4)), "Outputs are stored, and nobody waits for them."),
-    (math.ceil(NEEDED / (8192 * 2 * 2)), "A float32 has four bytes."),
 )
 AHEAD.value("threads", NEEDED / (8 * 2 * 2), KERNEL, "a number of threads").mistakes(
     (NEEDED / (8 * 2 * 4), "A number of 16 bits has two bytes."),
