@@ -1,7 +1,6 @@
 """Exercises of the chapter on the kernels. Kernels run in the emulator, also where a GPU is."""
 
 import math
-from collections import Counter
 from functools import partial, wraps
 from typing import NamedTuple
 
@@ -16,60 +15,30 @@ CHAPTER = "A CUDA kernel, read line by line"
 MODEL = "A kernel of four lines"
 LINES = "Lines"
 COLUMN = "(a) One thread, one column"
-CHUNKS = "(b) Chunks, in two passes"
-SIDE_BY_SIDE = "The three side by side"
-BANKS = "Sixteen bytes that nobody reads"
-SEGMENTS = "Segments"
+WAIT = "Three reasons to wait"
+COUNTED = "Which of the two waits less?"
 
-# --- Bytes, with a pencil ----------------------------------------------------------------------
+# --- Bytes on their way ------------------------------------------------------------------------
 
-BYTES = Exercise("ex-cuda-bytes", CHAPTER)
+FLIGHT = Exercise("ex-cuda-flight", CHAPTER)
+NEEDED = 2e12 * 0.5e-6
+TOKEN = 3 * 64 * 4  # bytes: q, k and v
 
-
-def segments(tokens=65_536, blocks=264, blocks_per_segment=2):
-    length = 64 * math.ceil(tokens / (blocks / blocks_per_segment) / 64)
-    return math.ceil(tokens / length)
-
-
-EQUAL = 2 * 64 * 64 / (4 * 64)  # two ways of a state against four rows of each token
-MOVED = 4 * segments() * 4 * 64 * 64
-TOKENS = 65_536 * 512
-
-BYTES.value("equal", EQUAL, CHUNKS, "the L at which both are equal, for C = M = 64").mistakes(
-    (EQUAL / 2, "A state is stored by the first pass and loaded by the second."),
-    (2 * EQUAL, "Queries, keys, values and outputs are four rows for each token, not two."),
+FLIGHT.value("needed", NEEDED, WAIT, "a number of bytes").mistakes(
+    (2e12 / 0.5e-6, "Multiply by the latency: bytes per second times seconds are bytes."),
 )
-BYTES.value("segments", segments(), SEGMENTS, "a whole number").mistakes(
-    (
-        segments(blocks_per_segment=1),
-        "A segment takes two blocks, as a block holds 32 of the 64 columns. How many segments keep "
-        "all multiprocessors busy?",
-    ),
-    (132, "So many segments would have 496.5 tokens each. They are made of whole chunks."),
+FLIGHT.value("heads", math.ceil(NEEDED / (8 * TOKEN)), COLUMN, "a whole number").mistakes(
+    (math.ceil(NEEDED / TOKEN), "A trip brings eight tokens of each head."),
+    (math.ceil(NEEDED / (8 * TOKEN / 3)), "Each token has three vectors: q, k and v."),
+    (math.ceil(NEEDED / (8 * TOKEN / 4)), "Each number has four bytes."),
+    (math.floor(NEEDED / (8 * TOKEN)), "With so many heads a little is missing. Round up."),
 )
-BYTES.value("moved", MOVED, SEGMENTS, "a number of bytes").mistakes(
+FLIGHT.value("tokens", 128, WAIT, "a power of two").mistakes(
     (
-        MOVED // 4,
-        "Each state travels four times: stored, loaded, stored and loaded again. (Or did you count "
-        "numbers? Each has four bytes.)",
+        64,
+        "Twelve heads with 64 tokens each are 589,824 bytes, some 60% of what is needed.",
     ),
-    (
-        MOVED // 2,
-        "Half of it is missing: states are float32, whatever the inputs are, and they travel four "
-        "times.",
-    ),
-)
-BYTES.value(
-    "share",
-    MOVED / TOKENS,
-    SEGMENTS,
-    "what part of the bytes of the tokens that is, from 0 to 1",
-).mistakes(
-    (100 * MOVED / TOKENS, "As a number from 0 to 1."),
-    (
-        MOVED / (TOKENS + MOVED),
-        "This is the share of all bytes. The question is for the share of the tokens' own.",
-    ),
+    (8, "Twelve heads with eight tokens have 73,728 bytes on their way."),
 )
 
 # --- Running the reader's kernels --------------------------------------------------------------
@@ -192,7 +161,7 @@ my_total.mistakes(
 # Idle threads of 64 in the six rounds; nobody idles before and after them.
 IDLE = sum(64 - half for half in (32, 16, 8, 4, 2, 1)) / 64
 
-BARRIER.value("idle", IDLE / 8, SIDE_BY_SIDE, "the share of idle threads, from 0 to 1").mistakes(
+BARRIER.value("idle", IDLE / 8, COUNTED, "the share of idle threads, from 0 to 1").mistakes(
     (
         IDLE / 6,
         "This is the mean over the six rounds. Before the first and after the last there is work "
@@ -362,30 +331,6 @@ my_scan.mistakes(
         "The state is read before the token is written to it.",
     ),
     (lambda q, k, v: right_scan(q, k, v), NO_KERNEL, MODEL),
-)
-
-# --- Bank conflicts ----------------------------------------------------------------------------
-
-CONFLICTS = Exercise("ex-cuda-banks", CHAPTER)
-
-
-def extra_passes(pitch):
-    """A column of a tile: how often a bank is asked again."""
-    return max(Counter(row * pitch % 32 for row in range(32)).values()) - 1
-
-
-EXTRA = np.array([extra_passes(pitch) for pitch in (32, 33, 34)])
-
-CONFLICTS.value("conflicts", 32 * EXTRA, BANKS, "three numbers, for PITCH 32, 33 and 34").mistakes(
-    (EXTRA, "That is for one column. The warp loads 32 of them."),
-    (
-        32 * EXTRA + 32,
-        "These are all passes. A conflict is one more than the one that is needed.",
-    ),
-    (
-        32 * EXTRA * [1, 0, 0],
-        "With 34 the banks go up in steps of two: how many different ones are there?",
-    ),
 )
 
 # --- A decay -----------------------------------------------------------------------------------

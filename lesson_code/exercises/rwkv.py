@@ -12,6 +12,7 @@ WEIGHTS = "Weights without queries"
 BIAS = "A bias for each pair of tokens"
 WKV = "WKV: the past fades"
 RANGE = "Keeping the exponentials in range"
+KERNEL = "A kernel: one thread, one channel"
 
 
 def sigmoid(x):
@@ -242,4 +243,19 @@ two_decays.mistakes(
         "One sum has faded by both decays. The weights of the two are added, so each needs a sum "
         "of its own.",
     ),
+)
+
+# --- How far ahead -----------------------------------------------------------------------------
+
+AHEAD = Exercise("ex-rwkv-ahead", CHAPTER)
+NEEDED = 4.8e12 * 0.6e-6  # bytes on their way
+
+AHEAD.value("ahead", math.ceil(NEEDED / (8192 * 2 * 4)), KERNEL, "a whole number").mistakes(
+    (math.ceil(NEEDED / (8192 * 4)), "Each token brings a key and a value, of four bytes each."),
+    (math.ceil(NEEDED / (8192 * 3 * 4)), "Outputs are stored, and nobody waits for them."),
+)
+AHEAD.value("threads", NEEDED / (8 * 2 * 2), KERNEL, "a number of threads").mistakes(
+    (NEEDED / (8 * 2 * 4), "A number of 16 bits has two bytes."),
+    (NEEDED / (2 * 2), "Each thread has eight tokens on their way."),
+    (NEEDED / (8 * 2), "Each token brings two numbers, a key and a value."),
 )

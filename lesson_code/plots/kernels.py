@@ -53,6 +53,57 @@ def roofline(
 
 
 @drawing
+def waiting(loads: int = 4, latency: float = 5.0) -> BookFigure:
+    """The same loads and the same work: one trip after another, and all on their way at once."""
+    work, shift, row = 1.2, 0.25, 1.2
+    each, below = latency + work, 3.0
+    end = below + 0.9 + row * loads + 0.6
+    figure, axes = canvas(loads * each + 0.4, end + 1.0, unit=0.235)
+
+    def load(i: int, asked: float, used: float, y: float) -> None:
+        rectangle(axes, asked, y, latency, 1, pale.BLUE)
+        _write(axes, asked + latency / 2, y + 0.52, f"load {i + 1}")
+        _box(axes, used, y, work, 1, str(i + 1), pale.GREEN)
+
+    _write(axes, 0, 0, "one trip after another", ha="left")
+    _write(axes, 0, below, "all on their way together", ha="left")
+    for i in range(loads):
+        load(i, each * i, each * i + latency, 0.8)
+        y = below + 0.8 + row * i
+        load(i, shift * i, latency + work * i, y)
+    _line(axes, (0, end), (loads * each, end), color=GRAY)
+    _write(axes, loads * each, end - 0.7, "time", ha="right", color=GRAY)
+    axes.set(xlim=(-0.2, loads * each + 0.2), ylim=(end + 0.3, -0.7))
+    return figure
+
+
+@drawing
+def bounds(times: Mapping[str, Mapping[str, float]]) -> BookFigure:
+    """The least time of each kernel by each of its bounds, in milliseconds."""
+    names = list(dict.fromkeys(name for kernel in times.values() for name in kernel))
+    figure, ((axes,),) = new_figure(width=5.6, height=1.1 + 0.32 * len(names) * len(times))
+    looks = [
+        {"fc": pale.BLUE, "hatch": ""},
+        {"fc": pale.VERMILION, "hatch": "//"},
+        {"fc": pale.GREEN, "hatch": ".."},
+    ]
+    pitch = len(names) + 0.8
+    for row, kernel in enumerate(times.values()):
+        for i, name in enumerate(names):
+            y, label = row * pitch + i, name if row == 0 else None
+            axes.barh(y, kernel[name], 0.82, ec=GRAY, linewidth=0.8, label=label, **looks[i % 3])
+            beside(axes, f"{kernel[name]:.2f}", (kernel[name], y), (5, 0), va="center")
+    axes.set_yticks([row * pitch + (len(names) - 1) / 2 for row in range(len(times))], list(times))
+    axes.set(ylim=(len(times) * pitch - 1.2, -0.7), xlabel="milliseconds at least")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.14)
+    axes.set_xlim(left=0)
+    legend_below(figure, *axes.get_legend_handles_labels(), ncols=3)
+    return figure
+
+
+@drawing
 def gpu_map() -> BookFigure:
     """Where a kernel's numbers can be: in registers, in shared memory, in the GPU's memory."""
     figure, axes = canvas(13.2, 11.2)

@@ -73,6 +73,8 @@ FIGURES = {
     "scans.gradients": (Q, K, V, GO),
     "devices.side_by_side": ({"this": {"a": LINE, "b": LINE}, "that": {"a": LINE}},),
     "kernels.roofline": (DEVICES, {"D = 64": (16384, 512), "D = 128": (65536, 1024)}),
+    "kernels.waiting": (),
+    "kernels.bounds": ({"a": {"bytes": 0.1, "trips": 0.3}, "b": {"bytes": 0.2, "trips": 0.16}},),
     "kernels.gpu_map": (),
     "kernels.warp_access": ({"neighbors": LANES * 4, "apart": LANES * 128},),
     "kernels.column_threads": (),

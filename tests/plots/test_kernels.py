@@ -36,6 +36,30 @@ def test_a_point_of_the_roofline_is_on_every_roof() -> None:
             assert sorted(y) == sorted(min(rate * x[0], peak) for peak in peaks.values())
 
 
+@pytest.mark.parametrize("loads", [3, 4])
+def test_loads_that_overlap_end_earlier(loads: int) -> None:
+    figure = kernels.waiting(loads)
+    waits, uses = (patches(figure, color=color) for color in (pale.BLUE, pale.GREEN))
+    assert len(waits) == len(uses) == 2 * loads
+    top = min(p.get_y() for p in waits)
+    for above in (True, False):
+        asked = [p.get_x() for p in waits if (p.get_y() == top) == above]
+        used = [p.get_x() for p in uses if (p.get_y() == top) == above]
+        after = [x + waits[0].get_width() for x in asked]
+        assert all(x <= y + 1e-9 for x, y in zip(after, used, strict=True))
+        overlap = [x < y for x, y in zip(asked[1:], after[:-1], strict=True)]
+        assert set(overlap) == {not above}
+
+
+def test_bars_of_bounds_are_as_long_as_the_times() -> None:
+    times = {"a": {"bytes": 0.1, "trips": 0.3}, "b": {"bytes": 0.2, "trips": 0.16}}
+    figure = kernels.bounds(times)
+    (axes,) = figure.axes
+    widths = [p.get_width() for p in axes.patches]
+    assert widths == [time for kernel in times.values() for time in kernel.values()]
+    assert {"0.10", "0.30", "0.20", "0.16", "bytes", "trips"} <= set(words(figure))
+
+
 @pytest.mark.parametrize(("C", "M"), [(4, 6), (2, 8)])
 def test_every_thread_has_a_column_and_a_value_and_an_output(C: int, M: int) -> None:
     figure = kernels.column_threads(C, M)

@@ -1,0 +1,162 @@
+"""Exercises of the chapter on tensor cores."""
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from lesson_code.exercises import Exercise
+
+CHAPTER = "Tensor cores"
+TILES = "A product of tiles"
+WARPS = "Warps that wait for warps"
+BANKS = "Sixteen bytes that nobody reads"
+SEGMENTS = "Segments"
+
+# --- Bytes, with a pencil ----------------------------------------------------------------------
+
+BYTES = Exercise("ex-cuda-bytes", CHAPTER)
+
+
+def segments(tokens=65_536, blocks=264, blocks_per_segment=2):
+    length = 64 * math.ceil(tokens / (blocks / blocks_per_segment) / 64)
+    return math.ceil(tokens / length)
+
+
+EQUAL = 2 * 64 * 64 / (4 * 64)  # two ways of a state against four rows of each token
+MOVED = 4 * segments() * 4 * 64 * 64
+TOKENS = 65_536 * 512
+
+BYTES.value("equal", EQUAL, SEGMENTS, "the L at which both are equal, for C = M = 64").mistakes(
+    (EQUAL / 2, "A state is stored by the first pass and loaded by the second."),
+    (2 * EQUAL, "Queries, keys, values and outputs are four rows for each token, not two."),
+)
+BYTES.value("segments", segments(), SEGMENTS, "a whole number").mistakes(
+    (
+        segments(blocks_per_segment=1),
+        "A segment takes two blocks, as a block holds 32 of the 64 columns. How many segments keep "
+        "all multiprocessors busy?",
+    ),
+    (132, "So many segments would have 496.5 tokens each. They are made of whole chunks."),
+)
+BYTES.value("moved", MOVED, SEGMENTS, "a number of bytes").mistakes(
+    (
+        MOVED // 4,
+        "Each state travels four times: stored, loaded, stored and loaded again. (Or did you count "
+        "numbers? Each has four bytes.)",
+    ),
+    (
+        MOVED // 2,
+        "Half of it is missing: states are float32, whatever the inputs are, and they travel four "
+        "times.",
+    ),
+)
+BYTES.value(
+    "share",
+    MOVED / TOKENS,
+    SEGMENTS,
+    "what part of the bytes of the tokens that is, from 0 to 1",
+).mistakes(
+    (100 * MOVED / TOKENS, "As a number from 0 to 1."),
+    (
+        MOVED / (TOKENS + MOVED),
+        "This is the share of all bytes. The question is for the share of the tokens' own.",
+    ),
+)
+
+# --- Bank conflicts ----------------------------------------------------------------------------
+
+CONFLICTS = Exercise("ex-cuda-banks", CHAPTER)
+
+
+def extra_passes(pitch):
+    """A column of a tile: how often a bank is asked again."""
+    return max(Counter(row * pitch % 32 for row in range(32)).values()) - 1
+
+
+EXTRA = np.array([extra_passes(pitch) for pitch in (32, 33, 34)])
+
+CONFLICTS.value("conflicts", 32 * EXTRA, BANKS, "three numbers, for PITCH 32, 33 and 34").mistakes(
+    (EXTRA, "That is for one column. The warp loads 32 of them."),
+    (
+        32 * EXTRA + 32,
+        "These are all passes. A conflict is one more than the one that is needed.",
+    ),
+    (
+        32 * EXTRA * [1, 0, 0],
+        "With 34 the banks go up in steps of two: how many different ones are there?",
+    ),
+)
+
+# --- A chunk in tiles --------------------------------------------------------------------------
+
+CHUNK = Exercise("ex-tensor-chunk", CHAPTER)
+
+
+def a_chunk(rng, N, C=5, M=3):
+    n = 16 * (1 + N % 4)
+    q, k = rng.normal(size=(2, n, C))
+    return q, k, rng.normal(size=(n, M)), rng.normal(size=(C, M))
+
+
+def by_tiles(keep, state=1.0):
+    """Scores times ``keep(t, s)``, which says of each query and key whether it is computed."""
+
+    def chunk_in_tiles(q, k, v, S):
+        t = np.arange(len(q))
+        return state * q @ S + (q @ k.T * keep(t[:, None], t[None])) @ v
+
+    return chunk_in_tiles
+
+
+@CHUNK.function(TILES, inputs=a_chunk, unit="")
+def chunk_in_tiles(q, k, v, S):
+    return by_tiles(lambda t, s: s <= t)(q, k, v, S)
+
+
+chunk_in_tiles.mistakes(
+    (
+        by_tiles(lambda t, s: s // 16 <= t // 16),
+        "On the diagonal a tile has later keys, too: there the mask is needed, entry by entry.",
+    ),
+    (
+        by_tiles(lambda t, s: s // 16 < t // 16),
+        "The tile on the diagonal is missing: tokens of one band read each other as well.",
+    ),
+    (
+        by_tiles(lambda t, s: (s // 16 < t // 16) | (s % 16 <= t % 16)),
+        "Tiles of later keys are computed as well. The loop ends at the band of the queries.",
+    ),
+    (
+        by_tiles(lambda t, s: (s // 16 <= t // 16) & (s % 16 <= t % 16)),
+        "Every tile is masked. Of earlier bands all 16 keys may be read.",
+    ),
+    (
+        by_tiles(lambda t, s: s <= t, state=0.0),
+        "What the tokens before the chunk have written is missing: q S.",
+    ),
+)
+
+PRODUCTS = [32 + 16 * (w + 1) + 64 * (w < 4) for w in range(8)]
+
+CHUNK.value("last", PRODUCTS[-1], WARPS, "a number of products").mistakes(
+    (
+        PRODUCTS[-1] + 64,
+        "The last warp has no rows of the state to update: the first four have all 64.",
+    ),
+    (
+        96,
+        "Each band of keys takes 8 products for its scores, and 8 to multiply them.",
+    ),
+    (128, "That is the last warp of four. Here it has eight bands of keys, its own included."),
+)
+CHUNK.value(
+    "waiting", 1 - sum(PRODUCTS) / (8 * max(PRODUCTS)), WARPS, "a share, from 0 to 1"
+).mistakes(
+    (0.1875, "That is the share with chunks of 64 tokens and four warps."),
+    (sum(PRODUCTS) / (8 * max(PRODUCTS)), "That is the share of the time in which it works."),
+    (
+        1 - sum(32 + 16 * (w + 1) + 32 * (w < 4) for w in range(8)) / (8 * 160),
+        "16 rows of the state with 128 tokens are 8 slices of tokens by 8 tiles of columns.",
+    ),
+)
