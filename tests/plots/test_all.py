@@ -63,7 +63,7 @@ FIGURES = {
     "layer.three_ways": (K, V, {"Bytes kept after 1,000 tokens:": (0, 512_000, 16_640)}),
     "layer.who_sees_whom": ({"one": WEIGHTS, "other": 100 * WEIGHTS},),
     "scans.scan_of_pairs": ([(1, 3), (2, 1), (1, 4), (2, 2)],),
-    "scans.blocks": (3, 3),
+    "scans.row_and_column": (4, 3, 2),
     "scans.orders": (8, 2, 2),
     "scans.gradients": (Q, K, V, GO),
     "devices.side_by_side": ({"this": {"a": LINE, "b": LINE}, "that": {"a": LINE}},),
