@@ -16,6 +16,7 @@ BACKWARD = "The backward pass"
 FIRST_VALUE = "Who has read the first value?"
 TWO_SCANS = "Three gradients, two scans"
 NORMALIZER = "The normalizer's path"
+KEPT = "What autograd would have kept"
 
 # --- One gradient: the tokens of the chapter, and a loss of the first entry of o_3 --------------
 
@@ -235,6 +236,27 @@ def without_the_rest(q, k, v):
     N = k.shape[-2] // 16 * 16
     return linear_attention(q[..., :N, :], k[..., :N, :], v[..., :N, :], causal=True)
 
+
+# --- Keep every s-th state ---------------------------------------------------------------------
+
+CHECKPOINTS = Exercise("ex-scans-checkpoints", CHAPTER)
+LENGTH = 16_384
+PIECE = int(LENGTH**0.5)
+
+CHECKPOINTS.value("s", PIECE, KEPT, "a number of tokens").mistakes(
+    (LENGTH // 2, "Then two states are kept, and half of all states are computed again at once."),
+    (1, "That keeps every state."),
+)
+CHECKPOINTS.value("states", LENGTH // PIECE + PIECE, KEPT).mistakes(
+    (PIECE, "Kept states and the states of one piece are in memory at the same time."),
+    (LENGTH, "That is all of them."),
+)
+CHECKPOINTS.value("factor", LENGTH / (LENGTH // PIECE + PIECE), KEPT).mistakes(
+    (PIECE, "Kept states and the states of one piece count, not one of the two alone."),
+)
+CHECKPOINTS.value("passes", 2, KEPT, "how many forward passes in place of one").mistakes(
+    (1, "The states of each piece are computed again, and there are as many as in one pass."),
+)
 
 # --- The film run backward ---------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike
 from lesson_code.plots import pale
 from lesson_code.plots.cells import (
     arrow,
-    box,
     canvas,
     entries,
     rectangle,
@@ -49,42 +48,34 @@ def _shown(pair: tuple[int, int]) -> str:
 
 @drawing
 def row_and_column(chunks: int, L: int, i: int) -> BookFigure:
-    """The causal triangle in chunks; chunk i, from 1, reads along its row and is read in its column.
+    """The causal triangle in chunks: chunk i, from 1, reads its row and is read in its column.
 
-    What is left of its own triangle comes from one state, what is below it from the gradient of one.
+    A state stands for what is left of its own triangle, the gradient of one for what is below.
     """
-    N, start = chunks * L, (i - 1) * L
-    end = start + L
+    N, start, end = chunks * L, (i - 1) * L, i * L
     figure, axes = canvas(N + 8.2, N + 1.6, unit=6.2 / (N + 8.2))
     for t in range(N):
         for j in range(t + 1):
-            own = start <= j and t < end
-            fill = pale.VERMILION if own else "white"
+            fill = pale.VERMILION if start <= j and t < end else "white"
             rectangle(axes, j, t, 1, 1, fill, "#c9c9c9", linewidth=0.6)
-    for y, name in ((start + L / 2, "reads"), (N - (N - end) / 2, "is read")):
-        write(axes, N + 0.6, y, f"chunk {i} {name}", ha="left", va="bottom", fontweight="bold")
+    rectangle(axes, 0, start, start, L, pale.BLUE, BLUE, linewidth=1.6)
+    rectangle(axes, start, end, L, N - end, pale.GREEN, GREEN, linewidth=1.6)
+    lines = {"hatch": "//", "alpha": 0.25, "linewidth": 0}
+    rectangle(axes, start, end, L, N - end, "none", GREEN, **lines)
     regions = (
-        (0, start, start, L, pale.BLUE, BLUE, f"$S_{{[{i - 1}]}}$", None),
-        (start, end, L, N - end, pale.GREEN, GREEN, f"$dS_{{[{i}]}}$", "//"),
+        (start / 2, (start + end) / 2, BLUE, f"S_{{[{i - 1}]}}", "reads", "before"),
+        ((start + end) / 2, (end + N) / 2, GREEN, f"dS_{{[{i}]}}", "is read", "after"),
     )
-    for x, y, width, height, fill, edge, text, hatch in regions:
-        rectangle(axes, x, y, width, height, fill, edge, linewidth=1.6)
-        if hatch:
-            rectangle(axes, x, y, width, height, "none", edge, linewidth=0, hatch=hatch, alpha=0.25)
-        write(axes, x + width / 2, y + height / 2, text, fontsize=13)
-    before, after = f"chunks before: {_one_of('S', i - 1)}", f"chunks after: {_one_of('dS', i)}"
-    for y, text in ((start + L / 2, before), (N - (N - end) / 2, after)):
-        write(axes, N + 0.6, y + 0.15, text, ha="left", va="top")
-    arrow(axes, (N + 0.4, start + L / 2), (end + 0.2, start + L / 2), color=BLUE)
-    arrow(axes, (N + 0.4, N - (N - end) / 2), (end + 0.2, N - (N - end) / 2), color=GREEN)
+    for x, y, color, name, does, chunks_where in regions:
+        write(axes, x, y, f"${name}$", fontsize=13)
+        arrow(axes, (N + 0.4, y), (end + 0.2, y), color=color)
+        write(axes, N + 0.6, y, f"chunk {i} {does}", ha="left", va="bottom", fontweight="bold")
+        words = f"chunks {chunks_where}: ${name}$"
+        write(axes, N + 0.6, y + 0.15, words, ha="left", va="top")
     write(axes, N / 2, -0.55, "keys and values $j$")
     write(axes, -0.6, N / 2, "queries $t$", rotation=90)
     axes.set(xlim=(-1.1, N + 7.1), ylim=(N + 0.2, -1.2))
     return figure
-
-
-def _one_of(name: str, i: int) -> str:
-    return f"${name}_{{[{i}]}}$"
 
 
 @drawing
