@@ -16,38 +16,39 @@ BACKWARD = "The backward pass"
 FIRST_VALUE = "Who has read the first value?"
 TWO_SCANS = "Three gradients, two scans"
 NORMALIZER = "The normalizer's path"
+KEPT = "What autograd would have kept"
 
 # --- One gradient: the tokens of the chapter, and a loss of the first entry of o_3 --------------
 
 HAND = Exercise("ex-scans-hand", CHAPTER)
 GRAD_OUT = np.array([4.0, 0.0])
 S, Z = K.T @ V, K.sum(axis=0)
-D_3 = K[2] @ Z
-OUT = K[2] @ S / D_3
-DN = GRAD_OUT / D_3
-DD = -(DN @ OUT)
-DS, DZ = np.outer(K[2], DN), K[2] * DD  # of every position, as only the last query reads
+R_3 = K[2] @ Z
+OUT = K[2] @ S / R_3
+DN = GRAD_OUT / R_3
+DR = -(DN @ OUT)
+DS, DZ = np.outer(K[2], DN), K[2] * DR  # of every position, as only the last query reads
 LAST = np.array([[0], [0], [1]])
 CONSTANT = "The divisor is taken for a constant. "
 
 HAND.value("dn_3", DN, NORMALIZER, "two numbers").mistakes(
     (
         GRAD_OUT,
-        "That is the gradient of the output; the output is the numerator divided by d.",
+        "That is the gradient of the output; the output is the numerator divided by r.",
     ),
 )
-HAND.value("dd_3", DD, NORMALIZER).mistakes(
-    (-DD, "Does a larger divisor make the output larger?"),
+HAND.value("dr_3", DR, NORMALIZER).mistakes(
+    (-DR, "Does a larger divisor make the output larger?"),
     (
         -(GRAD_OUT @ OUT),
-        "One factor d too many: multiply the gradient of the numerator and the output, which are "
+        "One factor r too many: multiply the gradient of the numerator and the output, which are "
         "both divided already.",
     ),
 )
-HAND.value("dq_3", S @ DN + Z * DD, NORMALIZER, "two numbers").mistakes(
+HAND.value("dq_3", S @ DN + Z * DR, NORMALIZER, "two numbers").mistakes(
     (S @ DN, CONSTANT + "It was made from this query, too."),
     (
-        S @ DN + K[2] * DD,
+        S @ DN + K[2] * DR,
         "The divisor is the product of the query and z, the sum of all keys so far.",
     ),
 )
@@ -70,13 +71,13 @@ HAND.value("dv", K @ DS, TWO_SCANS, "three rows of two numbers").mistakes(
         FIRST_VALUE,
     ),
     (
-        D_3 * (K @ DS),
+        R_3 * (K @ DS),
         "The gradient of the output was written to the state, not that of the numerator.",
         NORMALIZER,
     ),
 )
 
-# --- Three mistakes and three checks -----------------------------------------------------------
+# --- Three mistakes and what they break -----------------------------------------------------------
 
 MISTAKES = Exercise("ex-scans-mistakes", CHAPTER)
 
@@ -96,10 +97,10 @@ def constant_normalizer(q, k, v):
     return weights @ v / weights.sum(dim=-1, keepdim=True).detach()
 
 
-def refused_by(fn, right):
-    """Whether check_same, check_causal and check_gradients refuse a function.
+def broken_by(fn, right):
+    """Whether a function has wrong outputs, looks ahead, and has gradients of another function.
 
-    What these three look for, in one small case, as the checks themselves take seconds.
+    In one small case: check_same, check_causal and check_gradients take seconds.
     """
     q, k, v = (torch.tensor(x) for x in random_qkv(np.random.default_rng(0), 6))
     k.requires_grad_()
@@ -115,15 +116,15 @@ def refused_by(fn, right):
 
 
 NOT_GRADIENTS = (
-    "check_gradients compares a function's gradients with finite differences of the same function. "
-    "Are they wrong only because the outputs are?"
+    "The gradients are to be those of the function that was computed, right or wrong. Autograd "
+    "differentiates what it is given."
 )
 
 MISTAKES.value(
     "first",
-    lambda: refused_by(partial(in_chunks, diagonal=-1), in_chunks),
+    lambda: broken_by(partial(in_chunks, diagonal=-1), in_chunks),
     CHUNKS,
-    "three times True or False: who finds the first mistake",
+    "three times True or False: what the first mistake breaks",
 ).mistakes(
     (
         [True, True, False],
@@ -134,7 +135,7 @@ MISTAKES.value(
 )
 MISTAKES.value(
     "second",
-    lambda: refused_by(partial(in_chunks, update_first=True), in_chunks),
+    lambda: broken_by(partial(in_chunks, update_first=True), in_chunks),
     CHUNKS,
     "the same for the second",
 ).mistakes(
@@ -147,7 +148,7 @@ MISTAKES.value(
 )
 MISTAKES.value(
     "third",
-    lambda: refused_by(constant_normalizer, partial(linear_attention, causal=True)),
+    lambda: broken_by(constant_normalizer, partial(linear_attention, causal=True)),
     NORMALIZER,
     "the same for the third",
 ).mistakes(
@@ -157,8 +158,7 @@ MISTAKES.value(
     ),
     (
         [False, False, False],
-        "The changed line takes one path out of the backward pass. Is there a check that looks at "
-        "what comes back?",
+        "The changed line takes one path out of the backward pass. What comes back then?",
     ),
 )
 
@@ -236,6 +236,27 @@ def without_the_rest(q, k, v):
     N = k.shape[-2] // 16 * 16
     return linear_attention(q[..., :N, :], k[..., :N, :], v[..., :N, :], causal=True)
 
+
+# --- Keep every s-th state ---------------------------------------------------------------------
+
+CHECKPOINTS = Exercise("ex-scans-checkpoints", CHAPTER)
+LENGTH = 16_384
+PIECE = int(LENGTH**0.5)
+
+CHECKPOINTS.value("s", PIECE, KEPT, "a number of tokens").mistakes(
+    (LENGTH // 2, "Then two states are kept, and half of all states are computed again at once."),
+    (1, "That keeps every state."),
+)
+CHECKPOINTS.value("states", LENGTH // PIECE + PIECE, KEPT).mistakes(
+    (PIECE, "Kept states and the states of one piece are in memory at the same time."),
+    (LENGTH, "That is all of them."),
+)
+CHECKPOINTS.value("factor", LENGTH / (LENGTH // PIECE + PIECE), KEPT).mistakes(
+    (PIECE, "Kept states and the states of one piece count, not one of the two alone."),
+)
+CHECKPOINTS.value("passes", 2, KEPT, "how many forward passes in place of one").mistakes(
+    (1, "The states of each piece are computed again, and there are as many as in one pass."),
+)
 
 # --- The film run backward ---------------------------------------------------------------------
 

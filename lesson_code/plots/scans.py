@@ -1,4 +1,4 @@
-"""Figures of the scans: pairs in rounds, the mask in blocks, and the scans of the backward pass."""
+"""Figures of the scans: pairs in rounds, four orders, and the scans of the backward pass."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike
 from lesson_code.plots import pale
 from lesson_code.plots.cells import (
     arrow,
-    box,
     canvas,
     entries,
     rectangle,
@@ -16,7 +15,7 @@ from lesson_code.plots.cells import (
     scan_row,
     write,
 )
-from lesson_code.plots.colors import BLUE, GRAY, VERMILION
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, VERMILION
 from lesson_code.plots.style import BookFigure, drawing
 
 
@@ -48,30 +47,34 @@ def _shown(pair: tuple[int, int]) -> str:
 
 
 @drawing
-def blocks(chunks: int, L: int) -> BookFigure:
-    """The causal mask in blocks of L by L, and beside it the states that replace the full ones."""
-    N = chunks * L
-    x = N + 1.6  # of the chain of chunks
-    figure, axes = canvas(N + 6.1, N + 0.3)
-    for i in range(N):
-        for j in range(N):
-            inside = j // L == i // L
-            fill = pale.GRAY if j > i else pale.VERMILION if inside else pale.BLUE
-            rectangle(axes, j, i, 1, 1, fill, "#c9c9c9", linewidth=0.6)
-    for i in range(chunks):
-        y = i * L
-        for j in range(chunks):
-            rectangle(axes, j * L, y, L, L, "none", linewidth=1.4)
-        if i:
-            rectangle(axes, 0, y, y, L, pale.BLUE, BLUE, linewidth=1.4)
-            write(axes, y / 2, y + L / 2, f"$Q_{{[{i + 1}]}}\\,S_{{[{i}]}}$")
-        box(axes, x, y + 0.8, 2.4, L - 1.6, f"chunk {i + 1}", pale.VERMILION, fontsize=10)
-        arrow(axes, (x + 2.4, y + L / 2), (x + 3.3, y + L / 2))
-        write(axes, x + 3.4, y + L / 2, f"$O_{{[{i + 1}]}}$", ha="left")
-        if i < chunks - 1:
-            arrow(axes, (x + 1.2, y + L - 0.8), (x + 1.2, y + L + 0.8), color=BLUE)
-            write(axes, x + 1.45, y + L, f"$S_{{[{i + 1}]}}$", ha="left")
-    axes.set(xlim=(-0.1, N + 6.0), ylim=(N + 0.15, -0.15))
+def row_and_column(chunks: int, L: int, i: int) -> BookFigure:
+    """The causal triangle in chunks: chunk i, from 1, reads its row and is read in its column.
+
+    A state stands for what is left of its own triangle, the gradient of one for what is below.
+    """
+    N, start, end = chunks * L, (i - 1) * L, i * L
+    figure, axes = canvas(N + 8.2, N + 1.6, unit=6.2 / (N + 8.2))
+    for t in range(N):
+        for j in range(t + 1):
+            fill = pale.VERMILION if start <= j and t < end else "white"
+            rectangle(axes, j, t, 1, 1, fill, "#c9c9c9", linewidth=0.6)
+    rectangle(axes, 0, start, start, L, pale.BLUE, BLUE, linewidth=1.6)
+    rectangle(axes, start, end, L, N - end, pale.GREEN, GREEN, linewidth=1.6)
+    lines = {"hatch": "//", "alpha": 0.25, "linewidth": 0}
+    rectangle(axes, start, end, L, N - end, "none", GREEN, **lines)
+    regions = (
+        (start / 2, (start + end) / 2, BLUE, f"S_{{[{i - 1}]}}", "reads", "before"),
+        ((start + end) / 2, (end + N) / 2, GREEN, f"dS_{{[{i}]}}", "is read", "after"),
+    )
+    for x, y, color, name, does, chunks_where in regions:
+        write(axes, x, y, f"${name}$", fontsize=13)
+        arrow(axes, (N + 0.4, y), (end + 0.2, y), color=color)
+        write(axes, N + 0.6, y, f"chunk {i} {does}", ha="left", va="bottom", fontweight="bold")
+        words = f"chunks {chunks_where}: ${name}$"
+        write(axes, N + 0.6, y + 0.15, words, ha="left", va="top")
+    write(axes, N / 2, -0.55, "keys and values $j$")
+    write(axes, -0.6, N / 2, "queries $t$", rotation=90)
+    axes.set(xlim=(-1.1, N + 7.1), ylim=(N + 0.2, -1.2))
     return figure
 
 
@@ -122,7 +125,7 @@ def gradients(q: ArrayLike, k: ArrayLike, v: ArrayLike, grad_out: ArrayLike) -> 
         x, i = pitch * t + 1.5, t + 1
         entries(axes, x, 0, S[t] @ grad_out[t], pale.GREEN, f"$dq_{i}$")
         arrow(axes, (x + 1, 3), (x + 1, 1))
-        write(axes, x + 1.2, 2.1, f"$do_{i}$", ha="left")
+        write(axes, x + 1.2, 2.1, f"$g_{i}$", ha="left")
         entries(axes, x, 3, S[t], pale.BLUE)
         write(axes, x + 2.1, 3.45, f"$S_{i}$", ha="left")
         entries(axes, x, 6.2, dS[t], pale.VERMILION)

@@ -68,7 +68,7 @@ FIGURES = {
     "layer.by_people": ([(1, 2), (3, 4)], {"one": [[1, 0.9], [1, 0.8]], "two": [[0.5, 0.1]]}),
     "layer.who_sees_whom": ({"one": WEIGHTS, "other": 100 * WEIGHTS},),
     "scans.scan_of_pairs": ([(1, 3), (2, 1), (1, 4), (2, 2)],),
-    "scans.blocks": (3, 3),
+    "scans.row_and_column": (4, 3, 2),
     "scans.orders": (8, 2, 2),
     "scans.gradients": (Q, K, V, GO),
     "devices.side_by_side": ({"this": {"a": LINE, "b": LINE}, "that": {"a": LINE}},),
