@@ -162,10 +162,13 @@ def by_people(
 
 
 @drawing
-def who_sees_whom(moved: Mapping[str, ArrayLike], floor: float = 0.01) -> BookFigure:
+def who_sees_whom(
+    moved: Mapping[str, ArrayLike], floor: float = 0.01, borders: Sequence[int] = ()
+) -> BookFigure:
     """For each name, how far each output (row) moves when one token (column) is changed.
 
-    One logarithmic scale for all, without color up to floor; a line runs above the diagonal.
+    One logarithmic scale for all, without color up to floor; a line runs above the diagonal, and
+    dashed ones before the tokens in borders.
     """
     figure, (panels,) = new_figure(len(moved), width=6.2, height=2.9)
     shown = {name: np.maximum(np.asarray(matrix), floor) for name, matrix in moved.items()}
@@ -175,6 +178,9 @@ def who_sees_whom(moved: Mapping[str, ArrayLike], floor: float = 0.01) -> BookFi
         draw_matrix(axes, decades, title=name, numbers=False, limit=limit)
         corners = np.arange(len(matrix) + 1) - 0.5
         axes.step(corners, corners, where="post", color=VERMILION, linewidth=2)
+        for border in borders:
+            axes.axhline(border - 0.5, color=INK, linestyle="--", linewidth=1.4)
+            axes.axvline(border - 0.5, color=INK, linestyle="--", linewidth=1.4)
         axes.set(xlabel="changed token", ylabel="output")
     bar = figure.colorbar(panels[-1].images[0], ax=list(panels), shrink=0.8, aspect=16)
     ticks = [floor * 10**i for i in range(int(limit) + 1)]
