@@ -7,7 +7,7 @@ python benchmarks/crossings.py --device cuda    measures a GPU, for crossings_cu
 The base is one sequence, 8 heads of width 64, float32, causal, the forward pass alone, on one
 thread: torch's softmax kernel against the default form of `linear_attention`. Every other setting
 changes one thing. The two take turns at each length, and lengths double until softmax attention
-takes more than twice as long.
+takes more than twice as long. All of it is run three times, one time after another.
 """
 
 import argparse
@@ -75,30 +75,43 @@ def functions(options, N, device):
     return {"softmax": call(softmax), "linear": call(linear)}
 
 
+def race(setting, options):
+    """Times of both at each length, until softmax attention takes twice as long."""
+    torch.set_num_threads(setting["threads"])
+    for N in options.lengths:
+        repeats = options.repeats if N <= 1_024 else min(options.repeats, 5)
+        rivals = functions(setting, N, options.device)
+        times = measure.seconds(rivals, repeats=repeats, device=options.device)
+        yield {"N": N, "seconds": times}
+        if times["softmax"] > 2 * times["linear"]:
+            return
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    measure.keep_freed_memory()
+    kept = measure.keep_freed_memory()
     rows = []
-    for name in options.settings:
-        setting = BASE | SETTINGS[name]
-        torch.set_num_threads(setting["threads"])
-        for N in options.lengths:
-            rivals = functions(setting, N, options.device)
-            repeats = options.repeats if N <= 1_024 else min(options.repeats, 5)
-            times = measure.seconds(rivals, repeats=repeats, device=options.device)
-            rows.append({"setting": name, "N": N, "seconds": times})
-            shown = ", ".join(f"{n} {1e3 * t:.3f} ms" for n, t in times.items())
-            print(f"{name:15s} N = {N:5d}  {shown}", flush=True)
-            if times["softmax"] > 2 * times["linear"]:
-                break
+    for run in range(options.runs):
+        for name in options.settings:
+            for row in race(BASE | SETTINGS[name], options):
+                rows.append({"run": run, "setting": name, **row})
+                shown = ", ".join(f"{n} {1e3 * t:.3f} ms" for n, t in row["seconds"].items())
+                print(f"run {run} {name:15s} N = {row['N']:5d}  {shown}", flush=True)
     torch.set_num_threads(BASE["threads"])
-    result = {"what": "causal attention", "seed": SEED, "base": BASE, "rows": rows}
+    result = {
+        "what": "causal attention, crossings of softmax and linear",
+        "seed": SEED,
+        "keeps_freed_memory": kept,
+        "base": BASE,
+        "rows": rows,
+    }
     results.save("crossings", result, device=options.device, output=options.output)
 
 

@@ -77,24 +77,28 @@ def quotients(trials: Mapping[str, Sequence[float]]) -> BookFigure:
 
 
 @drawing
-def moved(crossings: Mapping[str, float], base: str, claimed: tuple[float, float]) -> BookFigure:
-    """Where the lines cross in each setting, beside the base, and the range that is claimed."""
+def moved(
+    crossings: Mapping[str, Sequence[float]], base: str, claimed: tuple[float, float]
+) -> BookFigure:
+    """Where the lines cross in each setting, run by run, beside the base and a claimed range."""
     figure, ((axes,),) = new_figure(height=0.36 * len(crossings) + 1.1)
     axes.axvspan(*claimed, color=GRAY, alpha=0.2, lw=0)
-    axes.axvline(crossings[base], color=GRAY, linestyle=":", linewidth=1.4)
-    for row, N in enumerate(crossings.values()):
-        axes.plot([crossings[base], N], [row, row], color=BLUE, linewidth=2.4)
-        axes.plot([N], [row], **look(0))
-        left = N < crossings[base]
+    middle = {name: float(np.median(runs)) for name, runs in crossings.items()}
+    axes.axvline(middle[base], color=GRAY, linestyle=":", linewidth=1.4)
+    for row, (name, runs) in enumerate(crossings.items()):
+        axes.plot([middle[base], middle[name]], [row, row], color=BLUE, linewidth=2.4)
+        axes.plot(runs, [row] * len(runs), **look(0, linestyle="none", alpha=0.6))
+        left = middle[name] < middle[base]
         place = {"ha": "right" if left else "left", "va": "center", "fontsize": 10}
-        beside(axes, f"{N:,.0f}", (N, row), (-7 if left else 7, 0), **place)
-    lowest = min(crossings.values())
+        end, offset = (min(runs), -7) if left else (max(runs), 7)
+        beside(axes, f"{middle[name]:,.0f}", (end, row), (offset, 0), **place)
+    lowest = min(min(runs) for runs in crossings.values())
     axes.set(xscale="log", xlim=(lowest / 2, claimed[1] * 1.3), xlabel="tokens N at the crossing")
     axes.set_yticks(range(len(crossings)), list(crossings))
     axes.set_ylim(len(crossings) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     label_decades(axes.xaxis)
-    middle = float(np.sqrt(claimed[0] * claimed[1]))
+    center = float(np.sqrt(claimed[0] * claimed[1]))
     above = {"xycoords": ("data", "axes fraction"), "color": GRAY, "ha": "center", "fontsize": 10}
-    beside(axes, "claimed", (middle, 1), (0, 3), **above)
+    beside(axes, "claimed", (center, 1), (0, 3), **above)
     return figure

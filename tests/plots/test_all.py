@@ -70,7 +70,7 @@ FIGURES = {
     "devices.side_by_side": ({"this": {"a": LINE, "b": LINE}, "that": {"a": LINE}},),
     "devices.calls": ([0.9, 0.012, 0.01, 0.03, 0.01],),
     "devices.quotients": ({"one way": [0.3, 2.5, 1.1], "another": [0.99, 1.0, 1.01]},),
-    "devices.moved": ({"base": 300, "a": 2_000, "b": 140}, "base", (2_000, 8_000)),
+    "devices.moved": ({"base": [300], "a": [1_900, 2_000], "b": [140]}, "base", (2_000, 8_000)),
     "kernels.roofline": (DEVICES, {"D = 64": (16384, 512), "D = 128": (65536, 1024)}),
     "kernels.gpu_map": (),
     "kernels.warp_access": ({"neighbors": LANES * 4, "apart": LANES * 128},),
