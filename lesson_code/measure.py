@@ -98,7 +98,7 @@ def keep_freed_memory() -> bool:
 
     glibc returns an array above 32 MiB to the system when it is freed. The next one of its size is
     then new, and the system hands it out page by page when it is first written, which a function
-    that computes little for each number waits for. GPUs keep freed memory anyway.
+    that computes little for each number waits for. On a GPU PyTorch's allocator keeps it anyway.
 
     Returns
     -------

@@ -27,6 +27,7 @@ SMALL = {
     "bracket": ["--lengths", "70", "128", "--repeats", "1"],
     "chapters": ["--chapters", "02"],
     "causal": ["--lengths", "70", "128", "--repeats", "1"],
+    "crossings": ["--settings", "base", "--lengths", "70", "--repeats", "1", "--runs", "1"],
     "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
     "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],

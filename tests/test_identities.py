@@ -202,6 +202,9 @@ def test_lines_in_a_plot_of_logarithms_cross() -> None:
 def test_floors_cross(L: int, C: int, D: int, M: int) -> None:
     N = (2 * L * (C + M) + 4 * C * (M + 1)) / (D + M)
     same(N**2 * (D + M) / 2, N * L * (C + M) + 2 * N * C * (M + 1))
+    fast, slow = 7e9, 2e9  # the rates of the two
+    N_star = N * fast / slow
+    same(N_star**2 * (D + M) / 2 / fast, (N_star * L * (C + M) + 2 * N_star * C * (M + 1)) / slow)
     whole = 100 * L  # every chunk is full
     counted = costs.chunkwise_cost(whole, C, M, L).work
     assert counted == whole * L * (C + M) + 2 * whole * C * (M + 1)

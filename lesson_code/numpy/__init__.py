@@ -11,7 +11,7 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
 - Feature maps: `elu_plus_one`, `relu`, `identity`, `exponential`, `polynomial`, `taylor`,
   `hedgehog`
 - Random features: `positive_random_features`
-- PyTorch on any device: `tiled_softmax_attention`
+- Measuring: `tiled_softmax_attention`
 - Generating: `grouped_query_attention`, `latent_attention`
 - AFT and RWKV-4: `aft_simple`, `aft_full`, `wkv`, `WKVState`, `token_shift`, `time_mix`,
   `channel_mix`

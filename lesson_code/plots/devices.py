@@ -1,11 +1,12 @@
-"""Figures of measurements: the same lines on the reader's device and on the reference machine."""
+"""Figures of measurements: lines here and elsewhere, single calls, and where lines cross."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.ticker import NullFormatter
 
-from lesson_code.plots.colors import look
-from lesson_code.plots.lines import label_decades, legend_below, mark
+from lesson_code.plots.colors import BLUE, GRAY, look
+from lesson_code.plots.lines import beside, label_decades, legend_below, mark, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
@@ -39,4 +40,65 @@ def side_by_side(
     label_decades(axes[0].xaxis)
     label_decades(axes[0].yaxis)
     legend_below(figure, [handles[name] for name in names], names, handlelength=3)
+    return figure
+
+
+@drawing
+def calls(seconds: Sequence[float]) -> BookFigure:
+    """One dot for each call of a function, in their order, and where best, median and mean lie."""
+    figure, ((axes,),) = new_figure(height=3.0)
+    axes.plot(range(1, len(seconds) + 1), seconds, **look(0, linestyle="none"))
+    axes.set(yscale="log", xlabel="call", ylabel="seconds")
+    axes.margins(x=0.03)
+    label_decades(axes.yaxis)
+    levels = {"best": np.min(seconds), "median": np.median(seconds), "mean": np.mean(seconds)}
+    for row, (name, level) in enumerate(levels.items()):
+        axes.axhline(float(level), label=name, **look(row + 1, marker=None))
+    name_lines(axes, axes.get_lines()[1:], height=3.0)
+    return figure
+
+
+@drawing
+def quotients(trials: Mapping[str, Sequence[float]]) -> BookFigure:
+    """A row of dots for each way of comparing two equal times; right answers lie on the line."""
+    figure, ((axes,),) = new_figure(height=0.55 * len(trials) + 1.0)
+    for row, values in enumerate(trials.values()):
+        axes.plot(values, [row] * len(values), **look(0, linestyle="none", alpha=0.55))
+    axes.axvline(1, color=GRAY, linestyle=":", linewidth=1.4)
+    largest = max(2.2, *(max(x, 1 / x) for values in trials.values() for x in values)) * 1.15
+    axes.set(xscale="log", xlim=(1 / largest, largest), xlabel="time of a / time of b")
+    axes.set_yticks(range(len(trials)), list(trials))
+    axes.set_ylim(len(trials) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    ticks = [x for x in (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100) if 1 / largest < x < largest]
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    return figure
+
+
+@drawing
+def moved(
+    crossings: Mapping[str, Sequence[float]], base: str, claimed: tuple[float, float]
+) -> BookFigure:
+    """Where the lines cross in each setting, run by run, beside the base and a claimed range."""
+    figure, ((axes,),) = new_figure(height=0.36 * len(crossings) + 1.1)
+    axes.axvspan(*claimed, color=GRAY, alpha=0.2, lw=0)
+    middle = {name: float(np.median(runs)) for name, runs in crossings.items()}
+    axes.axvline(middle[base], color=GRAY, linestyle=":", linewidth=1.4)
+    for row, (name, runs) in enumerate(crossings.items()):
+        axes.plot([middle[base], middle[name]], [row, row], color=BLUE, linewidth=2.4)
+        axes.plot(runs, [row] * len(runs), **look(0, linestyle="none", alpha=0.6))
+        left = middle[name] < middle[base]
+        place = {"ha": "right" if left else "left", "va": "center", "fontsize": 10}
+        end, offset = (min(runs), -7) if left else (max(runs), 7)
+        beside(axes, f"{middle[name]:,.0f}", (end, row), (offset, 0), **place)
+    lowest = min(min(runs) for runs in crossings.values())
+    axes.set(xscale="log", xlim=(lowest / 2, claimed[1] * 1.3), xlabel="tokens N at the crossing")
+    axes.set_yticks(range(len(crossings)), list(crossings))
+    axes.set_ylim(len(crossings) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    label_decades(axes.xaxis)
+    center = float(np.sqrt(claimed[0] * claimed[1]))
+    above = {"xycoords": ("data", "axes fraction"), "color": GRAY, "ha": "center", "fontsize": 10}
+    beside(axes, "claimed", (center, 1), (0, 3), **above)
     return figure
