@@ -59,6 +59,10 @@ CHUNK.value("longest", 71, CHUNKS, "a whole number of tokens").mistakes(
     (90, "The state has to fit as well, beside the square."),
     (72, "This square and the state are a few numbers too many."),
 )
+CHUNK.value("fastest", 64, CHUNKS, "one of the three lengths").mistakes(
+    (48, "This one has the fewest operations. Add what its 100 steps cost."),
+    (71, "This one has the fewest steps. Add what its triangles cost."),
+)
 
 # --- The recurrent form ------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Circle
 from numpy.typing import NDArray
 
 from lesson_code.plots import pale
@@ -14,55 +16,77 @@ from lesson_code.plots.cells import (
     write,
 )
 from lesson_code.plots.colors import BLUE, GRAY, look
-from lesson_code.plots.lines import legend_below
+from lesson_code.plots.lines import beside, legend_below
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+
+def plus(axes: Axes, x: float, y: float) -> None:
+    """A plus in a circle, where two arrows meet."""
+    axes.add_patch(Circle((x, y), 0.36, fc="white", ec=GRAY))
+    write(axes, x, y, "$+$")
 
 
 @drawing
 def unrolled(q: NDArray, k: NDArray, v: NDArray) -> BookFigure:
     """The states S_0 ... S_N in a row: what tokens write below them, what queries read above."""
-    pitch, N = 3.4, len(q)
-    figure, axes = canvas(pitch * N + 2.2, 11.6)
+    pitch, N = 4.0, len(q)
+    figure, axes = canvas(pitch * N + 2.2, 11.2)
     S = np.zeros((k.shape[1], v.shape[1]))
     entries(axes, 0, 0, S, pale.BLUE, "$S_0$")
     for t in range(N):
         x = pitch * (t + 1)
+        middle = x - (pitch - 2) / 2
         note = np.outer(k[t], v[t])
         S = S + note
         entries(axes, x, 0, S, pale.BLUE, f"$S_{t + 1}$", offset=-0.75)
-        entries(axes, x, 4.0, note, pale.VERMILION)
-        entries(axes, x, -3.2, q[t] @ S, pale.GREEN, f"$o_{t + 1}$")
-        arrow(axes, (x - pitch + 2, 1), (x, 1))
-        arrow(axes, (x + 1, 4.0), (x + 1, 2))
+        entries(axes, middle - 1, 3.6, note, pale.VERMILION)
+        entries(axes, x, -3.2, q[t] @ S, pale.GREEN, rf"$\tilde o_{t + 1}^\top$")
+        plus(axes, middle, 1)
+        arrow(axes, (x - pitch + 2, 1), (middle - 0.36, 1), gap=0)
+        arrow(axes, (middle + 0.36, 1), (x, 1), gap=0)
+        arrow(axes, (middle, 3.6), (middle, 1.36))
         arrow(axes, (x + 1, 0), (x + 1, -2.2))
-        write(axes, x + 1, 6.15, f"$k_{t + 1}v_{t + 1}^\\top$", va="top")
+        write(axes, middle, 5.75, f"$k_{t + 1}v_{t + 1}^\\top$", va="top")
         axes.text(x + 1.2, -1.1, f"$q_{t + 1}$", va="center")
-    axes.set(xlim=(-0.1, pitch * N + 2.1), ylim=(7.2, -4.4))
+    axes.set(xlim=(-0.1, pitch * N + 2.1), ylim=(6.8, -4.4))
     return figure
 
 
 @drawing
 def two_ways(q: NDArray, k: NDArray, v: NDArray, t: int) -> BookFigure:
-    """Output t as row t of the masked matrix times V, and as query t times the state S_t."""
-    figure, axes = canvas(10.8, 8.9)
-    N, scores = len(q), np.tril(q @ k.T)
-    for i in range(N):
-        fill = pale.VERMILION if i == t - 1 else "white"
-        entries(axes, 1.6, i, scores[i, : i + 1], fill)
-        for j in range(i + 1, N):
-            rectangle(axes, 1.6 + j, i, 1, 1, pale.GRAY, "#bdbdbd")
-    axes.text(1.6 + N / 2, -0.3, r"$QK^\top \odot m$", ha="center")
-    write(axes, 1.4, t - 0.5, f"row {t}", ha="right")
-    entries(axes, 5.5, 0, v, pale.VERMILION, "$V$")
-    entries(axes, 8.6, 1, scores[t - 1] @ v, pale.GREEN, f"$o_{t}$")
-    state = k[:t].T @ v[:t]
-    entries(axes, 2.1, 6.1, q[t - 1], pale.BLUE, f"$q_{t}^\\top$")
-    entries(axes, 5.5, 5.6, state, pale.BLUE, f"$S_{t}$")
-    entries(axes, 8.6, 6.1, q[t - 1] @ state, pale.GREEN, f"$o_{t}$")
-    for y in (1.5, 6.6):
-        write(axes, 5.05, y, r"$\times$", fontsize=15)
-        write(axes, 8.05, y, "$=$", fontsize=15)
-    axes.set(xlim=(-0.1, 10.7), ylim=(7.8, -1.1))
+    """Output t token by token: A_tj times v_j from above, q_t reading k_j v_j from below."""
+    pitch, left = 3.0, 2.8
+    figure, axes = canvas(left + pitch * t + 2.1, 10.4)
+    query, weights = q[t - 1], k[:t] @ q[t - 1]
+    written = k[:t, :, None] * v[:t, None, :]
+    for j in range(t):
+        x = left + pitch * j
+        write(axes, x + 1, -0.6, f"token {j + 1}")
+        entries(axes, x + 0.5, 0, weights[j], pale.VERMILION)
+        write(axes, x + 1, 1.3, r"$\times$")
+        entries(axes, x, 1.6, v[j], pale.VERMILION)
+        arrow(axes, (x + 1, 2.6), (x + 1, 4.0))
+        entries(axes, x, 4.0, weights[j] * v[j], pale.GREEN)
+        arrow(axes, (x + 1, 6.8), (x + 1, 5.0))
+        entries(axes, x, 6.8, written[j], pale.BLUE)
+        for y in (4.5, 7.8):
+            write(axes, x + 2.5, y, "$+$" if j < t - 1 else "$=$", fontsize=13)
+    x = left + pitch * t
+    entries(axes, x, 4.0, weights @ v[:t], pale.GREEN, rf"$\tilde o_{t}^\top$")
+    entries(axes, x, 6.8, written.sum(axis=0), pale.BLUE)
+    write(axes, x + 1, 9.2, f"$S_{t}$")
+    arrow(axes, (x + 1, 6.8), (x + 1, 5.0))
+    reading = f"$q_{t}^\\top$ = [{', '.join(f'{number:g}' for number in query)}]"
+    names = (
+        (0.5, f"row {t} of $A$"),
+        (2.1, "$v_j^\\top$"),
+        (4.5, f"output {t}"),
+        (5.9, f"{reading}\nreads"),
+        (7.8, "$k_j v_j^\\top$"),
+    )
+    for y, name in names:
+        write(axes, 0, y, name, ha="left")
+    axes.set(xlim=(-0.1, x + 2.1), ylim=(9.5, -0.9))
     return figure
 
 
@@ -80,7 +104,13 @@ def composed_steps(weight: float, inputs: Sequence[float], after: Sequence[int])
                 axes.plot(start, h, label=f"$t = {t}$", **style)
         axes.set(title=title, xlabel="$h_0$")
     left.set_ylabel("$h_t$")
-    right.set_ylim(-1.1, 1.1)
+    right.set_ylim(-1.25, 1.25)
+    for limit in (-1, 1):
+        right.axhline(limit, color=GRAY, linestyle="--", linewidth=1, zorder=1)
+    low, high = np.tanh(np.array([-weight, weight]) + inputs[1])
+    note = {"ha": "right", "fontsize": 10, "color": look(1)["color"]}
+    beside(right, f"{high:.2f}", (3, high), (0, -13), **note)
+    beside(right, f"{low:.2f}".replace("-", "\u2212"), (-0.3, low), (0, -13), **note)
     legend_below(figure, *left.get_legend_handles_labels())
     return figure
 
@@ -89,7 +119,7 @@ def composed_steps(weight: float, inputs: Sequence[float], after: Sequence[int])
 def between(N: int, sizes: Sequence[int]) -> BookFigure:
     """The causal triangle cut into chunks of several sizes: weights inside, one state before."""
     pitch = N + 1.2
-    figure, axes = canvas(pitch * len(sizes) - 1, N + 2.9, unit=6.4 / (pitch * len(sizes) - 1))
+    figure, axes = canvas(pitch * len(sizes) - 0.1, N + 3.5, unit=6.4 / (pitch * len(sizes) - 0.1))
     for place, L in enumerate(sizes):
         x = pitch * place
         for t in range(N):
@@ -98,14 +128,16 @@ def between(N: int, sizes: Sequence[int]) -> BookFigure:
         for start in range(L, N, L):
             height = min(L, N - start)
             rectangle(axes, x, start, start, height, pale.BLUE, BLUE, linewidth=1.4)
-            write(axes, x + start / 2, start + height / 2, "$S$")
+            write(axes, x + start / 2, start + height / 2, f"$S_{start}$", fontsize=10)
         rectangle(axes, x, 0, N, N, "none", "#b5b5b5", linewidth=0.8)
-        write(axes, x + N / 2, -0.55, f"$L = {L}$")
+        write(axes, x + N / 2, -1.4, f"$L = {L}$")
+        write(axes, x + N / 2, -0.5, r"keys $\rightarrow$", fontsize=10)
         steps = -(-N // L)
         write(axes, x + N / 2, N + 0.65, f"{steps} step" + "s" * (steps > 1), fontsize=10)
     key = ((0, pale.VERMILION, GRAY, "a weight"), (pitch, pale.BLUE, BLUE, "read from a state"))
     for x, fill, edge, text in key:
         rectangle(axes, x, N + 1.5, 0.7, 0.7, fill, edge, linewidth=0.8)
         write(axes, x + 1, N + 1.85, text, ha="left", fontsize=10)
-    axes.set(xlim=(-0.1, pitch * len(sizes) - 1.1), ylim=(N + 2.3, -1.0))
+    write(axes, -0.5, N / 2, r"$\leftarrow$ queries", rotation=90, fontsize=10)
+    axes.set(xlim=(-1, pitch * len(sizes) - 1.1), ylim=(N + 2.3, -1.9))
     return figure
