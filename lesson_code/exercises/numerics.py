@@ -17,8 +17,8 @@ STICK = "Sums stick"
 REPAIRS = "Two repairs: more digits, or fewer additions"
 ZERO = "A feature that rounds to zero"
 RANGE = "Exponentials out of range"
-WHICH = "Which maximum may be subtracted"
 RUNNING = "The running maximum"
+SAME = "When are two results the same?"
 
 # --- Floats of four digits ---------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ def my_logcumsumexp(x, *, initial_state=None, return_state=False):
     return (out, out[..., -1:, :]) if return_state else out
 
 
-my_logcumsumexp.passes(check_causal, WHICH).passes(check_streaming, RUNNING, empty_pieces=False)
+my_logcumsumexp.passes(check_causal, RUNNING).passes(check_streaming, RUNNING, empty_pieces=False)
 my_logcumsumexp.mistakes(
     (
         lambda x: x.exp().cumsum(dim=-2).log(),
@@ -122,7 +122,7 @@ my_logcumsumexp.mistakes(
 @my_logcumsumexp.mistake(
     "The maximum over all positions is subtracted: it is not known at t, and what is far below it "
     "rounds to 0.",
-    WHICH,
+    RUNNING,
 )
 def with_last_maximum(x):
     mu = x.amax(dim=-2, keepdim=True)
@@ -156,7 +156,7 @@ my_logcumsumexp.mistakes(
 INPUTS = Exercise("ex-numerics-inputs", CHAPTER)
 LIMIT = math.log(2.0**-54)
 
-INPUTS.value("limit", LIMIT, ZERO, "below it a float64 feature of the colleague is 0").mistakes(
+INPUTS.value("limit", LIMIT, ZERO, "below it a float64 feature is exactly 0").mistakes(
     (math.log(2.0**-25), "That is the limit of float32, with p = 24."),
     (
         math.log(2.0**-53),
@@ -222,11 +222,11 @@ def low(rng, N):
 low.mistakes(
     (
         shifted(0.0),
-        "With these inputs the colleague's function passes: no entry comes near the limit.",
+        "With these inputs the function under test passes: no entry comes near the limit.",
     ),
     (
         shifted(-50.0, slice(0, 1)),
-        "With these inputs the colleague's function passes. Some features vanish, but others of "
+        "With these inputs the function under test passes. Some features vanish, but others of "
         "the same token are there and carry the sum.",
     ),
     (
@@ -267,4 +267,48 @@ STICKS.value(
         "There single ones are lost. The chunkwise form adds the sum of its 64 tokens at once.",
     ),
     (2**18, "Divided by 64 where larger terms let the sum go further."),
+)
+
+# --- Signs that a library picks ----------------------------------------------------------------
+
+SIGNS = Exercise("ex-numerics-signs", CHAPTER)
+
+
+def gaussian(rng, N, leading=()):
+    D = 2 + N % 5
+    return rng.standard_normal((*leading, D, D))
+
+
+def diagonal_signs(R):
+    return np.sign(np.diagonal(R, axis1=-2, axis2=-1))
+
+
+@SIGNS.function(SAME, inputs=gaussian, unit="")
+def my_directions(G):
+    Q, R = np.linalg.qr(G)
+    return Q * diagonal_signs(R)[..., None, :]
+
+
+def signs_by_row(G):
+    Q, R = np.linalg.qr(G)
+    return Q * diagonal_signs(R)[..., :, None]
+
+
+def first_entries_positive(G):
+    Q = np.linalg.qr(G)[0]
+    return Q * np.sign(Q[..., :1, :])
+
+
+my_directions.mistakes(
+    (lambda G: np.linalg.qr(G)[0], "These are the signs that LAPACK picked."),
+    (signs_by_row, "The signs multiply the rows of Q. Each belongs to a column."),
+    (
+        first_entries_positive,
+        "The first entry of each column is positive now, which is no more uniform than never "
+        "positive. Look at R.",
+    ),
+    (
+        lambda G: -np.linalg.qr(G)[0],
+        "All signs are turned over, whatever R says.",
+    ),
 )

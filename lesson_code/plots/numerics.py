@@ -1,15 +1,42 @@
-"""Figures of rounding: the floats on a line, features that round to zero, errors by size."""
+"""Figures of rounding: sums that stick, the floats on a line, errors by size."""
 
 from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import arrow, write
-from lesson_code.plots.colors import BLUE, COLORS, GRAY, VERMILION
-from lesson_code.plots.lines import beside
+from lesson_code.plots.colors import BLUE, GRAY, VERMILION, look
+from lesson_code.plots.lines import beside, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+
+@drawing
+def sums_stick(sums: Mapping[str, ArrayLike]) -> BookFigure:
+    """Running sums of ones by the format in which they are kept, against the number of ones.
+
+    Each line's name stands at its right end, with the sum where it stopped growing.
+    """
+    height = 3.0
+    figure, ((axes,),) = new_figure(height=height)
+    for index, (name, values) in enumerate(sums.items()):
+        values = np.asarray(values, dtype=float)
+        count = np.arange(1, len(values) + 1)
+        corner = int(np.argmax(values)) + 1  # the first place of the largest sum
+        shown = np.unique([1, corner, len(values)])
+        stuck = f"{name}\nsticks at {values.max():,.0f}" if corner < len(values) else name
+        style = look(index, marker=None) | {"linewidth": 2.2}
+        axes.plot(count[shown - 1], values[shown - 1], label=stuck, **style)
+        if corner < len(values):
+            axes.plot([corner], [values.max()], "o", color=style["color"], markersize=6)
+    axes.set(xlabel="ones added", ylabel="running sum", xlim=(0, None), ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    name_lines(axes, [line for line in axes.get_lines() if line.get_linestyle() != "None"], height)
+    return figure
 
 
 @drawing
@@ -42,22 +69,6 @@ def _number_line(axes: Axes, digits: int, start: int, stop: int, stuck: int, tit
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     write(axes, start - 0.3, 0.5, title, color=BLUE, ha="left")
-
-
-@drawing
-def rounded_features(x: ArrayLike, ratios: Mapping[str, ArrayLike]) -> BookFigure:
-    """Computed over exact features; each line is named above the place where it drops to 0."""
-    figure, ((axes,),) = new_figure(height=3.0)
-    x = np.asarray(x)
-    for index, (name, ratio) in enumerate(ratios.items()):
-        ratio = np.asarray(ratio)
-        axes.plot(x, ratio, color=COLORS[index], linewidth=1.4)
-        end = x[ratio > 0].min()
-        # The last two ends may be close: their names point away from each other.
-        side = "left" if index == len(ratios) - 1 else "right"
-        axes.text(end, 2.12, name, color=COLORS[index], ha=side, va="bottom")
-    axes.set(xlabel="x", ylabel="computed / exact", ylim=(-0.1, 2.5), yticks=(0, 1, 2))
-    return figure
 
 
 @drawing
