@@ -554,14 +554,17 @@ const plane = (reach, {largest = 270, margin = 0.25, step = 0.25} = {}) => {
 
 // A matrix as cells with their numbers, from its upper left corner on; a number too long for its cell
 // is squeezed. The cells together are a group of the name `name`, the numbers go by name-row-column.
-const cells = (matrix, {x, y, cell, height, color, text, name}) => matrix.flatMap((row, i) => row.flatMap((one, j) => {
-  const at = {x: x + j * cell, y: y + i * height}, words = text(one);
-  const squeezed = words.length * 7.7 > cell - 2 ? {textLength: cell - 4, lengthAdjust: "spacingAndGlyphs"} : {};
-  return [
-    ["rect", {...at, width: cell, height, class: `pale ${color}`}],
-    ["text", {x: at.x + cell / 2, y: at.y + height / 2 + 4, class: "middle small", "data-name": `${name}-${i}-${j}`, ...squeezed}, words],
-  ];
-}));
+const cells = (matrix, {x, y, cell, height, color, text, name}) => [
+  ["rect", {x, y, width: matrix[0].length * cell, height: matrix.length * height, class: "outline", "data-name": name}],
+  ...matrix.flatMap((row, i) => row.flatMap((one, j) => {
+    const at = {x: x + j * cell, y: y + i * height}, words = text(one);
+    const squeezed = words.length * 7.7 > cell - 2 ? {textLength: cell - 4, lengthAdjust: "spacingAndGlyphs"} : {};
+    return [
+      ["rect", {...at, width: cell, height, class: `pale ${color}`}],
+      ["text", {x: at.x + cell / 2, y: at.y + height / 2 + 4, class: "middle small", "data-name": `${name}-${i}-${j}`, ...squeezed}, words],
+    ];
+  })),
+];
 
 // As many digits after the point, up to two, as there is room for in a cell.
 const fit = x => [2, 1, 0].map(digits => brief(x, digits)).find(text => text.length <= 6) ?? scientific(x, 1);
