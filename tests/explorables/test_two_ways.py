@@ -130,11 +130,11 @@ def test_the_halves_are_read_towards_the_middle(ways) -> None:
     paths = (
         ways.part("terms")
         .locator("path.line")
-        .evaluate_all(
-            "all => all.map(path => path.getAttribute('d').match(/M 6 (\\S+) V (\\S+)/).slice(1).map(Number))"
-        )
+        .evaluate_all("all => all.map(path => path.getAttribute('d').split(' '))")
     )
-    (top, above), (bottom, below) = paths
+    (top, above), (bottom, below) = [
+        [float(path[i]) for i in (2, 4)] for path in paths
+    ]  # M 6 . V .
     assert top < above < below < bottom
     texts = ways.part("terms").locator("text").all_text_contents()
     assert {"attention", "memory"} < set(texts)

@@ -63,7 +63,7 @@ const explorable = (figureId, title, build) => {
     tell,
     said,
     // A write is seen: a box goes from one part of the page into another, where motion is welcome.
-    fly(from, to, color) {
+    fly(from, to, color, duration = 800) {
       if (!from || !to || STILL.matches) return;
       const box = root.getBoundingClientRect(), [a, b] = [from, to].map(node => node.getBoundingClientRect());
       if (!a.width || !b.width) return;  // one of them is folded
@@ -72,7 +72,7 @@ const explorable = (figureId, title, build) => {
         left: `${left - box.left}px`, top: `${top - box.top}px`, width: `${width}px`, height: `${height}px`});
       root.append(ghost);
       ghost.animate([{...at(a), opacity: 0.9}, {...at(b), opacity: 0.9, offset: 0.85}, {...at(b), opacity: 0}],
-        {duration: 800, easing: "ease-in-out"}).finished.finally(() => ghost.remove());
+        {duration, easing: "ease-in-out"}).finished.finally(() => ghost.remove());
     },
     // What plays is paused when anything else is touched.
     root,
