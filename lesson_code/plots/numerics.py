@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import arrow, write
-from lesson_code.plots.colors import BLUE, COLORS, GRAY, VERMILION
-from lesson_code.plots.lines import beside
+from lesson_code.plots.colors import BLUE, COLORS, GRAY, VERMILION, look
+from lesson_code.plots.lines import beside, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
@@ -42,6 +42,19 @@ def _number_line(axes: Axes, digits: int, start: int, stop: int, stuck: int, tit
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     write(axes, start - 0.3, 0.5, title, color=BLUE, ha="left")
+
+
+@drawing
+def sums_stick(count: ArrayLike, sums: Mapping[str, ArrayLike]) -> BookFigure:
+    """The sum of so many ones against their number, a line for each format that it is kept in."""
+    figure, ((axes,),) = new_figure(height=3.0)
+    for index, (name, total) in enumerate(sums.items()):
+        axes.plot(np.asarray(count), np.asarray(total), label=name, **look(index))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set(xlabel="ones added", ylabel="sum")
+    name_lines(axes, axes.get_lines(), 3.0)
+    return figure
 
 
 @drawing

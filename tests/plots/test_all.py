@@ -78,6 +78,7 @@ FIGURES = {
     "kernels.segments": (),
     "kernels.traffic": ({"a": {"loaded": 768, "stored": 256}}, {"a": 1000}),
     "numerics.number_lines": (),
+    "numerics.sums_stick": (2 ** np.arange(6), {"a": 2 ** np.arange(6), "b": [1, 2, 4, 4, 4, 4]}),
     "numerics.rounded_features": (np.arange(-18, 1), {"a": np.ones(19), "b": np.arange(19) > 9}),
     "numerics.errors_by_size": (np.exp(3 * X), np.exp(-3 * X) / 1e3, 1e-3),
     "rwkv.blocks": ({"one": WEIGHTS, "other": WEIGHTS}, 4),
