@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from lesson_code.numpy import (
     relu,
     taylor,
 )
-from tests.explorables.conftest import ROOT, as_number
+from tests.explorables.conftest import ROOT, as_number, explorables
 
 NAMES = ["softmax", "Taylor", "random", "elu + 1", "ReLU"]
 HANDLES = ["drag-q", *(f"drag-k{j}" for j in range(1, 6))]
@@ -98,7 +99,8 @@ def assert_said(said: str, rows) -> None:
 def test_it_starts_as_the_picture(page) -> None:
     assert [place(page, name) for name in HANDLES] == START
     assert_shown(page, START)
-    notebook = json.loads((ROOT / "book/05_feature_maps.ipynb").read_text(encoding="utf-8"))
+    page_of_the_figure = Path(explorables()["fig-plane-weights"])
+    notebook = json.loads((ROOT / page_of_the_figure.with_suffix(".ipynb")).read_text("utf-8"))
     [source] = [
         "".join(cell["source"])
         for cell in notebook["cells"]

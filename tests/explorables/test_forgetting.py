@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import lesson_code.numpy as ln
-from tests.explorables.conftest import NARROW, ROOT, as_number
+from tests.explorables.conftest import NARROW, ROOT, as_number, explorables
 from tests.explorables.test_all import FAULTS
 
 RULES = ["plain", "decay", "gate", "delta", "gated delta"]
@@ -86,7 +87,8 @@ def rounded(numbers, digits: int):
 
 
 def test_it_begins_as_the_picture(stream) -> None:
-    cells = json.loads((ROOT / "book/23_family.ipynb").read_text(encoding="utf-8"))["cells"]
+    notebook = ROOT / Path(explorables()["fig-token-weights"]).with_suffix(".ipynb")
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     [source] = ["".join(c["source"]) for c in cells if "(N, N)" in "".join(c["source"])
                 and "gated_delta_rule(q, k, each" in "".join(c["source"])]  # fmt: skip
     names = {"np": np, "ln": ln}
@@ -152,7 +154,7 @@ def test_the_story(stream) -> None:
     }
     for t, (words, plain, delta) in told.items():
         stream.slide("t", t)
-        reads = f"The plain sum reads {plain}, the delta rule {delta}; written last was"
+        reads = f"Now the key of token 1 reads {plain} from the plain sum and {delta} by"
         assert stream.said().startswith(f"{words} {reads}")
 
 
@@ -243,6 +245,6 @@ def test_the_stream_can_be_stepped_and_taken_back(stream) -> None:
     stream.press("reset")
     stream.slide("t", 0)
     stream.press("t-next", 4)
-    assert stream.said().endswith("written last was 50.")
+    assert stream.said().endswith("written there last was 50.")
     stream.press("t-back")
     assert stream.said().startswith("Token 3 writes 30")

@@ -6,6 +6,7 @@
 // its place. A control is read by its `value` and written by the same name:
 //
 //     const N = ui.slider("N", {label: "tokens N", values: [16, 32, 64], value: 32});
+//     const t = ui.steps("t", {label: "token t", count: 3, value: 1});  // stepped through, or played
 //     const entries = ui.readout("entries", "numbers in the matrix");
 //     ui.sentence();                                    // what `say` says stands here
 //     const more = ui.fold("Other numbers");            // fields and tables, folded at first
@@ -74,7 +75,6 @@ const explorable = (figureId, title, build) => {
       ghost.animate([{...at(a), opacity: 0.9}, {...at(b), opacity: 0.9, offset: 0.85}, {...at(b), opacity: 0}],
         {duration, easing: "ease-in-out"}).finished.finally(() => ghost.remove());
     },
-    // What plays is paused when anything else is touched.
     root,
     firsts: [],  // functions that give controls their first values again
   };
@@ -235,9 +235,12 @@ const panel = (box, common) => {
       }, every);
       tellPlay();
     }, "explorable-play");
-    const tellPlay = () => { play.button.textContent = timer ? "❚❚ pause" : "▶ play"; };
+    const tellPlay = () => {
+      play.button.textContent = timer ? "❚❚ pause" : "▶ play";
+      play.button.ariaLabel = timer ? "pause" : "play";
+    };
     tellPlay();
-    for (const touch of ["pointerdown", "keydown", "input"])  // of anything else
+    for (const touch of ["pointerdown", "keydown", "input"])  // of anything else pauses it
       common.root.addEventListener(touch, ({target, key}) => {
         if (timer && !play.button.contains(target) && key !== "Tab") pause();
       });

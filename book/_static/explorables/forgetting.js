@@ -77,7 +77,7 @@ explorable("fig-token-weights", "The key of token 1 is written again: what does 
   });
   const tables = ui.fold("The numbers of all five rules");
   const weights = tables.matrix("weights", {
-    label: "the weight of each token in the read", rows: every.map(j => `token ${j}`), columns: names, wide: true});
+    label: "the weight of each token in the read", rows: every.map(j => `token\u00a0${j}`), columns: names, wide: true});
   const sums = tables.matrix("sums", {
     label: "the state S; weights times values", columns: names, wide: true});
   ui.startAgain();
@@ -188,8 +188,8 @@ explorable("fig-token-weights", "The key of token 1 is written again: what does 
       : Math.abs(dot(keys.value[t - 1], key)) > 1e-9 ? `${wrote} a key that overlaps that of token ${j}.`
         : `${wrote} a key at a right angle to that of token ${j}.`;
     const reads = name => compact(total(found[name].parts[t]), 1).replace(/\.0$/, "");
-    return `${write} The plain sum reads ${reads("plain")}, the delta rule ${reads("delta")}`
-      + (last === undefined ? "; nothing is written there yet." : `; written last was ${shownValue(last)}.`);
+    return `${write} Now the key of token ${j} reads ${reads("plain")} from the plain sum and ${reads("delta")} by the delta rule; `
+      + (last === undefined ? "nothing is written there yet." : `written there last was ${shownValue(last)}.`);
   };
   const grows = t => {
     const far = keys.value.slice(0, t).findIndex(k => beta.value * dot(k, k) > 2 + 1e-9);
