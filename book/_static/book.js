@@ -47,6 +47,7 @@ const EXPLORABLES = {
   "fig-token-weights": "forgetting",
   "fig-four-orders": "scans",
   "fig-two-ways": "two_ways",
+  "fig-sums-stick": "sums",
 };
 const explorableFolder = new URL("explorables/", document.currentScript.src);
 addEventListener("DOMContentLoaded", () => {

@@ -36,7 +36,7 @@ class Driver:
     """One explorable in a page; controls and readouts go by their data-name."""
 
     def __init__(self, page, figure: str) -> None:
-        self.page = page
+        self.page, self.figure = page, figure
         self.picture = page.locator(f"#{figure} img")
         self.root = page.locator(f"#{figure} .explorable")
         self.root.wait_for()
@@ -49,6 +49,11 @@ class Driver:
         self.page.evaluate(
             "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
+
+    def unfold(self) -> None:
+        """Open what is folded at first: tables, and fields to type into."""
+        self.root.evaluate("root => root.querySelectorAll('details').forEach(it => it.open = true)")
+        self.settle()
 
     def slide(self, name: str, value: object) -> None:
         """Move a slider by the keyboard's steps until it shows a value."""
@@ -140,18 +145,33 @@ def without_formulas(page) -> None:
 def explore(site: Path, browser) -> Iterator[Callable[..., Driver]]:
     """Opens the page of a figure, as a file, and gives a driver of its explorable.
 
+    What it has folded is open, unless `folded`. Boxes fly only with `motion`. With `clock` the
+    test may let time go faster.
     Formulas are set on a phone alone, where they could be too wide.
     """
     opened = []
 
-    def explore(figure: str, width: int = WIDE) -> Driver:
-        page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="reduce")
+    def explore(
+        figure: str,
+        width: int = WIDE,
+        *,
+        folded: bool = False,
+        motion: bool = False,
+        clock: bool = False,
+    ) -> Driver:
+        moving = "no-preference" if motion else "reduce"
+        page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion=moving)
         opened.append(page)
+        if clock:
+            page.clock.install()
         page.on("pageerror", lambda error: errors.append(str(error)))
         if width == WIDE:
             without_formulas(page)
         page.goto((site / explorables()[figure]).as_uri())
-        return Driver(page, figure)
+        driver = Driver(page, figure)
+        if not folded:
+            driver.unfold()
+        return driver
 
     errors: list[str] = []
     yield explore

@@ -7,6 +7,7 @@ import pytest
 
 from lesson_code import costs
 from lesson_code.numpy import linear_attention, relu
+from tests.explorables.conftest import as_number
 
 KEYS = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 VALUES = np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
@@ -24,8 +25,19 @@ def go_to(decoding, t: int, D: int) -> None:
     decoding.slide("D", D)
 
 
-def cells(decoding) -> list[str]:
-    return decoding.part("cells").locator("text.small").all_text_contents()
+def areas(decoding) -> dict[tuple[str, bool], float]:
+    """What all blocks of a color cover, those that are made now and those that are kept."""
+    area: dict[tuple[str, bool], float] = {}
+    for block in (
+        decoding.part("cells").locator("rect.lit").all()[2:-2]
+    ):  # token before, legend after
+        width, height = (float(block.get_attribute(x)) for x in ("width", "height"))
+        color, pale = (
+            block.get_attribute("class").split()[0],
+            "pale" in block.get_attribute("class"),
+        )
+        area[color, pale] = area.get((color, pale), 0) + width * height
+    return area
 
 
 def steps_so_far(t: int, D: int) -> list[int]:
@@ -36,12 +48,12 @@ def steps_so_far(t: int, D: int) -> list[int]:
     ]
 
 
-def test_it_starts_as_the_picture(decoding) -> None:
-    shown = [float(x) for x in cells(decoding)]
-    both = 2 * [*KEYS.ravel(), *VALUES.ravel()]  # recomputed, and in the cache
-    S, z = KEYS.T @ VALUES, KEYS.sum(axis=0)
-    assert shown == [*both, *S.ravel(), *z]
-    assert decoding.matrix("counts")[2] == [0, 12, 6]  # what the chapter prints for t = 3
+def test_it_starts_where_the_state_soon_wins(decoding) -> None:
+    assert decoding.part("t").input_value() == "1"
+    cache, state = costs.kv_cache_entries(1, 8, 8), costs.state_entries(8, 8, normalizer=True)
+    assert decoding.matrix("counts")[2] == [0, cache, state]
+    go_to(decoding, 3, 2)
+    assert decoding.matrix("counts")[2] == [0, 12, 6]  # what a chapter prints for t = 3
 
 
 @pytest.mark.parametrize(
@@ -84,8 +96,8 @@ def test_all_ways_give_the_output_of_the_package(decoding, t: int) -> None:
     k, v = (np.resize(x, (t, 2)) for x in (KEYS, VALUES))
     expected = linear_attention(k, k, v, feature_map=relu, causal=True)[-1]
     for way in WAYS:
-        shown = decoding.part(f"output-{way}").text_content().split("[")[1].strip("]").split(", ")
-        assert [float(x) for x in shown] == pytest.approx(expected, abs=0.0501)
+        shown = [row[WAYS.index(way)] for row in decoding.matrix("outputs")]
+        assert shown == pytest.approx(expected, abs=0.0501)
 
 
 def test_buttons_stop_at_both_ends(decoding) -> None:
@@ -104,14 +116,17 @@ def test_buttons_stop_at_both_ends(decoding) -> None:
 
 def test_blocks_are_to_one_scale(decoding) -> None:
     go_to(decoding, 90, 32)
-    area = {way: 0.0 for way in ("vermilion", "blue", "green")}
-    for color in area:
-        for block in decoding.part("cells").locator(f"rect.pale.{color}").all():
-            width, height = (float(block.get_attribute(x)) for x in ("width", "height"))
-            area[color] += width * height
-    number = area["green"] / costs.state_entries(32, 32, normalizer=True)
-    cache = costs.kv_cache_entries(90, 32, 32)
-    assert sum(area.values()) / number == pytest.approx(2 * cache + area["green"] / number)
+    area = areas(decoding)
+    number = area["green", False] / costs.state_entries(32, 32, normalizer=True)
+    one, cache = (costs.kv_cache_entries(t, 32, 32) for t in (1, 90))
+    assert area["vermilion", False] / number == pytest.approx(cache + one)  # recomputed; one is new
+    assert area["blue", True] / number == pytest.approx(cache - one)
+
+
+def test_the_operations_stand_below_the_piles(decoding) -> None:
+    go_to(decoding, 90, 32)
+    shown = decoding.part("cells").locator("text.small:not(.quiet)").all_text_contents()[:3]
+    assert [as_number(x) for x in shown] == decoding.matrix("counts")[3]
 
 
 @pytest.mark.parametrize("curve", ["operations of a step", "since token 1", "numbers kept"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from lesson_code.numpy import (
     relu,
     taylor,
 )
-from tests.explorables.conftest import ROOT, as_number
+from tests.explorables.conftest import ROOT, as_number, explorables
 
 NAMES = ["softmax", "Taylor", "random", "elu + 1", "ReLU"]
 HANDLES = ["drag-q", *(f"drag-k{j}" for j in range(1, 6))]
@@ -98,7 +99,8 @@ def assert_said(said: str, rows) -> None:
 def test_it_starts_as_the_picture(page) -> None:
     assert [place(page, name) for name in HANDLES] == START
     assert_shown(page, START)
-    notebook = json.loads((ROOT / "book/05_feature_maps.ipynb").read_text(encoding="utf-8"))
+    page_of_the_figure = Path(explorables()["fig-plane-weights"])
+    notebook = json.loads((ROOT / page_of_the_figure.with_suffix(".ipynb")).read_text("utf-8"))
     [source] = [
         "".join(cell["source"])
         for cell in notebook["cells"]
@@ -162,6 +164,56 @@ def test_the_keyboard_moves_a_handle(page) -> None:
     told = page.root.get_by_role("slider", name="query q", exact=True)
     assert told.get_attribute("aria-valuetext") == "2.75, 0.75"
     assert_shown(page, [[2.75, 0.75], *START[1:]])
+
+
+def center(page, name: str) -> tuple[float, float]:
+    box = page.part(name).bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def pull(page, start, right: float, down: float) -> None:
+    """Press the mouse at a point of the page, whatever is there, and move it."""
+    x, y = start
+    page.page.mouse.move(x, y)
+    page.page.mouse.down()
+    page.page.mouse.move(x + right, y + down, steps=4)
+    page.page.mouse.up()
+    page.settle()
+
+
+def test_of_handles_that_cover_each_other_the_nearest_is_dragged(page) -> None:
+    arrange(page, START)
+    page.part("plane").scroll_into_view_if_needed()
+    unit = min(page.part("plane").bounding_box()["width"], 270) / 2 / 3.25
+    page.keys("drag-k1", "ArrowUp", "ArrowUp")  # half covered by that of k3
+    pull(page, center(page, "drag-k1"), 0, 1.5 * unit)
+    assert [place(page, name) for name in ("drag-k1", "drag-k3")] == [[1, -1], [1, 1]]
+    # q on k3, in one place: what moved last is on top, and can be taken off again
+    page.drag("drag-q", -unit, 0)
+    assert place(page, "drag-q") == place(page, "drag-k3") == [1, 1]
+    pull(page, center(page, "drag-q"), unit, unit)
+    assert (place(page, "drag-q"), place(page, "drag-k3")) == ([2, 0], [1, 1])
+
+
+def test_no_name_covers_another_or_a_handle(page) -> None:
+    rng = np.random.default_rng(5)
+    cases = [
+        START,
+        [[1, 1], [1, 1], [1, 1], [1, 0.75], [1.25, 1], [1, 1]],
+        [*[[3, 3]] * 3, *START[3:]],
+    ]
+    cases += [(rng.integers(-12, 13, (6, 2)) / 4).tolist() for _ in range(4)]
+    for vectors in cases:
+        arrange(page, vectors)
+        boxes = (
+            page.part("plane")
+            .locator("text")
+            .evaluate_all("all => all.map(text => text.getBoundingClientRect())")
+        )
+        for i, a in enumerate(boxes):
+            for b in boxes[:i]:
+                apart = (abs(a["x"] - b["x"]), abs(a["y"] - b["y"]))
+                assert apart[0] > 14 or apart[1] > 12, vectors
 
 
 def test_handles_follow_the_mouse_and_stay_inside(page) -> None:

@@ -37,11 +37,24 @@ def test_rectangles_are_to_one_scale(matrix) -> None:
     assert square / state == pytest.approx(256 / 32, rel=0.1)
 
 
-def test_it_says_which_order_is_cheaper(matrix) -> None:
+def test_it_says_which_order_is_cheaper_and_how_much(matrix) -> None:
     matrix.slide("D", 64)
-    for N, words in ((32, "Through the matrix"), (128, "Through the state")):
-        matrix.slide("N", N)
-        assert matrix.said().startswith(words)
+    for N, way in ((32, "matrix"), (128, "state"), (512, "state"), (1_048_576, "state")):
+        matrix.slide("N", f"{N:,}")
+        times = (
+            costs.quadratic_operations(N, 64, 64).total / costs.linear_operations(N, 64, 64).total
+        )
+        times = max(times, 1 / times)
+        shown = f"{times:.1f}" if times < 10 else f"{times:,.0f}"
+        assert matrix.text("ratio") == f"{shown}×"
+        assert f"hrough the {way} it takes {shown} times fewer operations" in matrix.said()
+
+
+def test_the_sliders_stay_in_sight_on_a_phone(explore) -> None:
+    matrix = explore("fig-two-brackets", NARROW, folded=True)
+    matrix.part("crossing").evaluate("plot => plot.scrollIntoView({block: 'end'})")
+    for name in ("N", "D"):
+        assert 0 < matrix.part(name).bounding_box()["y"] < 300
 
 
 def test_the_largest_numbers_fit(explore) -> None:

@@ -56,6 +56,8 @@ def shown_is_right(memory, k, v, q, t: int, normalize: bool) -> None:
 
 
 def test_it_starts_as_the_picture(memory) -> None:
+    assert memory.said() == "Nothing else is written: k₁ reads 1 × v₁ = [10, 20]."
+    memory.slide("t", 3)
     shown_is_right(memory, K, V, K[0], 3, normalize=False)
     assert memory.said() == "Signal 1 × v₁ = [10, 20], crosstalk [50, 60]: the read is [60, 80]."
     _, *panels = plots.memory.signal_and_crosstalk(K, V, i=0).axes
@@ -92,6 +94,7 @@ def test_any_memory_is_that_of_the_package(memory) -> None:
 
 def test_a_typed_query_is_no_longer_a_key(memory) -> None:
     memory.press("reset")
+    memory.slide("t", 3)
     memory.type("q", [[0.5, 0.5]])
     assert memory.part("asked").locator("input:checked").get_attribute("value") == "any"
     assert memory.said() == "q = [0.5, 0.5] reads [70, 90], a blend of what is written."
@@ -105,16 +108,31 @@ def test_words_for_what_has_no_number(memory) -> None:
     memory.choose("way", "normalized")
     assert memory.said().startswith("The weights sum to 0")
     memory.choose("way", "plain")
-    assert memory.said().startswith("No crosstalk")
+    assert memory.said() == "k₁ has the product 0 with every key written, and reads 0."
     memory.slide("t", 0)
     assert memory.said().startswith("Nothing is written yet")
     memory.press("t-next")
     memory.choose("asked", "k₂")
-    assert memory.said().startswith("k₂ is not written yet")
+    assert (
+        memory.said()
+        == "k₂, not written yet, has the product 0 with every key written, and reads 0."
+    )
+    memory.type("K", [[1, 0], [0.5, 1], [1, 1]])
+    assert memory.said() == "k₂ is not written yet: what it reads, [5, 10], is crosstalk alone."
+
+
+def test_a_small_signal_is_not_called_0(memory) -> None:
+    memory.press("reset")
+    memory.slide("t", 2)
+    memory.type("K", [[0.02, 0], [0.02, 1], [1, 1]])
+    assert memory.said().startswith("Signal 4.0e−4 × v₁ = [4.0e−3, 0.01], crosstalk [0.01, 0.02]")
+    memory.type("K", [[0, 0], [0.02, 1], [1, 1]])
+    assert memory.said() == "k₁ has the product 0 with every key written, and reads 0."
 
 
 def test_words_for_what_is_no_signal(memory) -> None:
     memory.press("reset")
+    memory.slide("t", 3)
     memory.type("q", [[0, 0]])
     assert memory.said() == "q = [0, 0] has the product 0 with every key written, and reads 0."
     # 0.1 + 0.2 - 0.3 is no 0 in floating point: the package divides by 5.6e-17, as the page does
@@ -130,19 +148,76 @@ def test_words_for_what_is_no_signal(memory) -> None:
     assert max(map(len, memory.part("parts").locator("td").all_inner_texts())) <= 8
 
 
-def test_a_number_out_of_range_is_refused(memory) -> None:
+@pytest.mark.parametrize("bad", ["150", "-100", "99.5", "1e3", "ten", "", "--1"])
+def test_where_no_number_is_typed_the_one_before_comes_back(memory, bad: str) -> None:
     memory.press("reset")
-    field = memory.part("K").locator("input").first
-    field.fill("99")
+    memory.slide("t", 3)
+    field = memory.part("V").locator("input").first
+    assert "−99 to 99" in memory.part("V").inner_text()
+    field.click()
+    field.press("Control+a")
+    field.press_sequentially(bad)  # its first digits are numbers that would be taken
+    field.press("Backspace" if not bad else "End")
     memory.settle()
     assert field.get_attribute("aria-invalid") == "true"
     shown_is_right(memory, K, V, K[0], 3, normalize=False)
     field.blur()
-    assert field.input_value() == "1"
+    assert field.input_value() == "10" and field.get_attribute("aria-invalid") == "false"
+    note = memory.root.locator(".explorable-note:not(:empty)").inner_text()
+    assert note == f"“{bad}” is no number from −99 to 99: 10 stays."
+    field.fill("7")
+    assert memory.root.locator(".explorable-note:not(:empty)").count() == 0
+
+
+@pytest.mark.parametrize(
+    "typed, taken", [("007", "7"), ("1,5", "1.5"), ("−2.5", "-2.5"), ("+3.", "3")]
+)
+def test_numbers_may_be_written_in_several_ways(memory, typed: str, taken: str) -> None:
+    memory.press("reset")
+    memory.slide("t", 3)
+    field = memory.part("V").locator("input").first
+    field.click()
+    field.press("Control+a")
+    field.press_sequentially(typed)
+    field.press("Enter")
+    memory.settle()
+    assert field.input_value() == taken
+    shown_is_right(memory, K, np.array([[float(taken), 20], *V[1:]]), K[0], 3, normalize=False)
+
+
+def test_arrow_keys_count_in_a_field(memory) -> None:
+    memory.press("reset")
+    field = memory.part("K").locator("input").first
+    assert field.get_attribute("role") == "spinbutton"
+    for key, value in (("ArrowUp", "1.25"), ("ArrowDown", "1"), ("ArrowDown", "0.75")):
+        field.press(key)
+        assert field.input_value() == field.get_attribute("aria-valuenow") == value
+    field.fill("2")
+    field.press("ArrowUp")  # no further
+    assert field.input_value() == "2"
+
+
+def test_an_arrow_key_moves_a_handle_in_one_direction(memory) -> None:
+    memory.press("reset")
+    memory.type("K", [[1, 0.1], [0, 1], [1, 1]])
+    memory.keys("drag-k1", "ArrowRight")
+    assert memory.part("drag-k1").get_attribute("aria-valuetext") == "1.25, 0.10"
+    memory.keys("drag-k1", "ArrowDown")  # to the next line of the grid
+    assert memory.part("drag-k1").get_attribute("aria-valuetext") == "1.25, 0.00"
+
+
+def test_who_drags_a_key_writes_it(memory) -> None:
+    memory.press("reset")
+    assert memory.part("t").input_value() == "1"
+    memory.keys("drag-k3", "ArrowLeft")
+    assert memory.part("t").input_value() == "3"
+    k = np.array([K[0], K[1], [0.75, 1]])
+    shown_is_right(memory, k, V, K[0], 3, normalize=False)
 
 
 def test_keys_are_dragged_by_mouse_and_by_arrows(memory) -> None:
     memory.press("reset")
+    memory.slide("t", 3)
     unit = memory.part("plane").bounding_box()["height"] / 4.5  # 2.25 to each side
     memory.drag("drag-k3", -2 * unit, 0.5 * unit)  # to [-1, 0.5]
     k = np.array([K[0], K[1], [-1, 0.5]])
@@ -173,6 +248,7 @@ def test_right_angles_are_silent_and_near_ones_mix(memory) -> None:
 
 def test_only_the_first_button_of_a_mouse_drags(memory) -> None:
     memory.press("reset")
+    memory.slide("t", 3)
     handle = memory.part("drag-k3")
     handle.scroll_into_view_if_needed()
     box = handle.bounding_box()

@@ -15,6 +15,7 @@ from lesson_code.plots.colors import BLUE, VERMILION
 from tests.explorables.conftest import NARROW
 
 N = 8
+TOKENS = [[1, 2, 1, 1, 2, 1, 1, 2], [1, 1, 2, 1, 1, 2, 1, 1]]  # q and k at first
 FORMS = ["masked", "recurrent", "scan", "chunkwise"]
 
 
@@ -135,6 +136,40 @@ def test_the_steps_stay_in_sight_on_a_phone(explore) -> None:
         assert above["y"] + above["height"] <= box["y"] + 1 < 300
     scans.press("step-next")
     assert scans.part("step").input_value() == "3"
+
+
+@pytest.mark.parametrize("form", range(4))
+@pytest.mark.parametrize("t, i", [(5, 3), (8, 1), (4, 4), (2, 6)])
+def test_a_cell_that_is_pointed_at_is_named(scans, form: int, t: int, i: int) -> None:
+    scans.press("reset")
+    scans.slide("L", 2)
+    drawing = scans.part("orders")
+    drawing.scroll_into_view_if_needed()
+    box, heads = drawing.bounding_box(), drawing.locator("text.bold")
+    x, y = (float(heads.nth(form).get_attribute(axis)) for axis in "xy")
+    first = drawing.locator("rect.axis.cell").first
+    pitch, top = float(first.get_attribute("width")) + 1, float(first.get_attribute("y")) - 13 + y
+    scans.page.mouse.move(box["x"] + x + (i - 0.5) * pitch, box["y"] + top + (t - 0.5) * pitch)
+    scans.settle()
+    q, k = TOKENS[0][t - 1], TOKENS[1][i - 1]
+    below = "₀₁₂₃₄₅₆₇₈"
+    named = scans.root.get_by_text(f"q{below[t]} · k{below[i]} = {q * k}", exact=False)
+    words = named.inner_text()
+    assert drawing.locator("rect.frame").count() == 4
+    if i > t:
+        assert words.endswith(f"is no part of output {t}: token {i} comes later.")
+    else:
+        apart = t - i  # the round of the scan in which sums reach so far
+        rounds, chunk = max(1, int(apart).bit_length()), (t + 1) // 2
+        assert (
+            f"masked in step 1; recurrent in step {t}, through a state; scan in step {rounds}, "
+            in words
+        )
+        through = ", through a state" if (i + 1) // 2 < chunk else ""
+        assert words.endswith(f"chunkwise in step {chunk}{through}.")
+    scans.page.mouse.move(0, 0)
+    scans.settle()
+    assert drawing.locator("rect.frame").count() == 0
 
 
 def test_every_form_fills_the_triangle_once(scans) -> None:

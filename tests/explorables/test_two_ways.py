@@ -31,7 +31,7 @@ def shown(text: str):
 def drawn(ways) -> dict[str, str]:
     """The numbers of the drawing by their names: written-2-0-1 is token 2, row 0, column 1."""
     return ways.part("terms").evaluate(
-        "svg => Object.fromEntries([...svg.querySelectorAll('[data-name]')]"
+        "svg => Object.fromEntries([...svg.querySelectorAll('text[data-name]')]"
         ".map(text => [text.dataset.name, text.textContent.replaceAll('−', '-')]))"
     )
 
@@ -48,7 +48,8 @@ def compare(ways, q, k, v, t: int) -> None:
     out, state = linear_attention(q[:t], k[:t], v[:t], normalize=False, form="recurrent", **past)
     A = np.tril(q @ k.T)
     written = k[:, :, None] * v[:, None, :]
-    expected = {"weights-sum": [[A[t - 1].sum()]], "written-sum": state.S, "keys-sum": [state.z]}
+    expected = {"weights-sum": [[A[t - 1].sum()]], "written-sum": state.S}
+    expected |= {f"{band}-query": [q[t - 1]] for band in ("weights", "written")}
     expected |= {"attention-sum": [(A @ v)[t - 1]], "memory-sum": [out[-1]]}
     for j in range(t):
         expected |= {
@@ -57,7 +58,6 @@ def compare(ways, q, k, v, t: int) -> None:
             f"attention-{j + 1}": [A[t - 1, j] * v[j]],
             f"memory-{j + 1}": [q[t - 1] @ written[j]],
             f"written-{j + 1}": written[j],
-            f"keys-{j + 1}": [k[j]],
         }
     numbers = {f"{name}-{i}-{m}": x for name, block in expected.items()
                for (i, m), x in np.ndenumerate(np.array(block))}  # fmt: skip
@@ -79,9 +79,14 @@ def compare(ways, q, k, v, t: int) -> None:
 
 
 def test_it_begins_as_the_picture(ways) -> None:
-    assert ways.part("t").input_value() == "3"
+    assert ways.part("t").input_value() == "1"  # it can be stepped at once
+    ways.slide("t", 3)
     assert [drawn(ways)[f"attention-sum-0-{m}"] for m in (0, 1)] == ["140", "180"]
-    assert "[35, 45] is a weighted mean of the values so far" in ways.said()
+    assert "[35, 45] is a weighted mean of the values so far" in ways.root.inner_text()
+    assert ways.said() == (
+        "Row 3 of the matrix weighs 3 values: [140, 180]. "
+        "The query reads [140, 180] from one state, S₃."
+    )
     compare(ways, Q, K, V, 3)
 
 
@@ -103,22 +108,36 @@ def test_awkward_numbers(ways) -> None:
     zero = np.zeros((3, 2))
     put(ways, Q, zero, V)
     compare(ways, Q, zero, V, 3)
-    assert "the normalized output is set to 0" in ways.said()
+    assert "the normalized output is set to 0" in ways.root.inner_text()
     opposite = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     put(ways, opposite, opposite, V)
     ways.slide("t", 2)
-    assert "normalized output is set to 0" in ways.said()
+    assert "normalized output is set to 0" in ways.root.inner_text()
     compare(ways, opposite, opposite, V, 2)
     assert (ways.text("memory-divisor"), ways.text("memory-normalized")) == ("0", "[0, 0]")
     large = np.full((3, 2), 9.0)
     put(ways, large, -large, 11 * large)
     compare(ways, large, -large, 11 * large, 3)
     assert drawn(ways)["memory-sum-0-0"] == "-48114"
-    assert "no mean" in ways.said()
+    assert "no mean" in ways.root.inner_text()
     tenths = np.array([[0.1, 0.0], [0.2, 0.0], [-0.3, 0.0]])
     put(ways, np.ones((3, 2)), tenths, V)
     ways.slide("t", 3)
-    assert "but for rounding errors" in ways.said()
+    assert "but for rounding errors" in ways.root.inner_text()
+
+
+def test_the_halves_are_read_towards_the_middle(ways) -> None:
+    paths = (
+        ways.part("terms")
+        .locator("path.line")
+        .evaluate_all("all => all.map(path => path.getAttribute('d').split(' '))")
+    )
+    (top, above), (bottom, below) = [
+        [float(path[i]) for i in (2, 4)] for path in paths
+    ]  # M 6 . V .
+    assert top < above < below < bottom
+    texts = ways.part("terms").locator("text").all_text_contents()
+    assert {"attention", "memory"} < set(texts)
 
 
 def test_bad_numbers_are_not_taken_and_the_first_come_back(ways) -> None:
@@ -129,5 +148,7 @@ def test_bad_numbers_are_not_taken_and_the_first_come_back(ways) -> None:
         ways.settle()
         assert field.get_attribute("aria-invalid") == "true"
     compare(ways, Q, K, V, 3)
+    field.blur()
+    assert field.input_value() == "10"
     ways.press("t-back", 2)
     compare(ways, Q, K, V, 1)

@@ -58,102 +58,73 @@ const passing = D => ({
 
 // --- The page ------------------------------------------------------------------------------------
 
-explorable("fig-three-ways", "Go from token to token: what does each way read, write and keep?", ui => {
+explorable("fig-three-ways", "Play: what does one more token cost?", ui => {
   const LAST = 100;
   const WAYS = {recompute: ["recompute", "vermilion"], cache: ["KV cache", "blue"], state: ["state", "green"]};
   const TOKENS = [[[1, 0], [10, 20]], [[0, 1], [30, 40]], [[1, 1], [50, 60]]].map(([k, v]) => ({q: k, k, v}));
-  const tokenAt = t => TOKENS[(t - 1) % 3];  // the three tokens of the chapter, over and over
+  const tokenAt = t => TOKENS[(t - 1) % 3];  // three tokens, over and over
 
-  const t = ui.row("explorable-stays").steps("t", {label: "token t", first: 1, count: LAST, value: 3});
-  const D = ui.row().slider("D", {label: "width D = M", values: [2, 4, 8, 16, 32, 64], value: 2});
-
-  // --- What is made at this token, and what was there: to scale ---
-
-  const AREA = 168, FITS = [6, 12, 24, 48, LAST];  // pixels, and tokens that fit into them
-  const side = panel => Math.min(AREA / FITS.find(rows => t.value <= rows), 28, (panel - 16) / (2 * D.value + 0.4));
-
-  // A block of numbers, `rows` of them as long as `across`; each in a cell where there is room.
-  const block = (x, y, rows, across, size, kind, numbers) => {
-    const shapes = [];
-    const rectangle = (x, y, width, height, extra = "") =>
-      shapes.push(["rect", {x, y, width, height, class: `${kind} ${extra}`}]);
-    rectangle(x, y, across * size, rows * size, "pale");
-    if (size >= 7)
-      for (let i = 0; i < rows; i++)
-        for (let j = 0; j < across; j++) rectangle(x + j * size, y + i * size, size, size, "cell");
-    if (size >= 18 && numbers)
-      numbers.forEach((row, i) => row.forEach((number, j) => shapes.push(["text", {
-        x: x + (j + 0.5) * size, y: y + (i + 0.5) * size + 4, class: "middle small", style: number > 99 && "font-size: 11px"}, number])));
-    return shapes;
-  };
-  const frame = (x, y, width, height) => ["rect", {
-    x, y, width, height: Math.max(height, 1), class: "frame", style: Math.min(width, height) < 6 && "stroke-width: 1"}];
-
-  // Keys and values so far; those from `made` on are of this step.
-  const rows = (x, y, size, made) => {
-    const shapes = [], d = D.value, kept = made - 1, now = t.value - kept;
-    const tokens = d === 2 && Array.from({length: t.value}, (_, i) => tokenAt(i + 1));
-    [["k", x], ["v", x + (d + 0.4) * size]].forEach(([name, left]) => {
-      const numbers = tokens && tokens.map(token => token[name]);
-      if (kept) shapes.push(...block(left, y, kept, d, size, "blue", numbers && numbers.slice(0, kept)));
-      shapes.push(...block(left, y + kept * size, now, d, size, "vermilion", numbers && numbers.slice(kept)));
-      shapes.push(frame(left, y + kept * size, d * size, now * size));
-    });
-    return shapes;
-  };
-  const pictures = {
-    recompute: (x, y, size) => rows(x, y, size, 1),
-    cache: (x, y, size) => rows(x, y, size, t.value),
-    state: (x, y, size, {S, z}) => {
-      const d = D.value, right = x + (d + 0.4) * size, numbers = d === 2;
-      return [
-        ...block(x, y, d, d, size, "green", numbers && S), frame(x, y, d * size, d * size),
-        ...block(right, y, d, 1, size, "green", numbers && z.map(x => [x])), frame(right, y, size, d * size),
-      ];
+  const t = ui.row("explorable-stays").steps("t", {
+    label: "token t", first: 1, count: LAST, every: 180,
+    forward: () => {
+      const part = name => drawing.svg.querySelector(`[data-name="${name}"]`);
+      for (const way of ["cache", "state"]) ui.fly(part("token"), part(`made-${way}`), "vermilion", 500);
     },
-  };
-  const widths = {recompute: d => 2 * d + 0.4, cache: d => 2 * d + 0.4, state: d => d + 1.4};
-
-  // All steps up to this token, of the tokens whose numbers are shown.
-  const run = way => {
-    let kept = decoding[way].start(2), output;
-    for (let i = 1; i <= t.value; i++) ({kept, output} = decoding[way].step(kept, tokenAt(i)));
-    return {kept, output};
-  };
-  ui.drawing("cells", {height: AREA + 56, paint: width => {
-    const panel = width / 3, size = side(panel);
-    const shapes = Object.entries(WAYS).flatMap(([way, [name]], column) => {
-      const middle = (column + 0.5) * panel, {kept, output} = run(way);
-      return [
-        ["text", {x: middle, y: 14, class: "middle bold"}, name],
-        ...pictures[way](middle - widths[way](D.value) * size / 2, 26, size, kept),
-        ["text", {x: middle, y: AREA + 48, class: "middle", "data-name": `output-${way}`},
-          D.value === 2 ? `${width < 450 ? "" : "o = "}${listed(output, x => number(x, 1))}` : ""],
-      ];
-    });
-    return {shapes, label: `Token ${t.value}, width ${D.value}, to one scale. Recompute: ${t.value} keys and values, all made now. `
-      + `Cache: ${t.value - 1} from before, and one more. State: S, ${D.value} by ${D.value}, and z.`
-      + (D.value === 2 ? ` Each way the output is ${listed(run("state").output, x => number(x, 1))}.` : "")};
-  }});
-  ui.text("Framed: made at this token. Blue: kept from before, and only read. All to one scale, which halves "
-    + "when the tokens no longer fit. Below, at width 2, the output.");
-  ui.sentence();
-
-  // --- The same, counted ---
-
-  const table = ui.matrix("counts", {
-    label: "How many numbers, and how many operations", wide: true,
-    rows: ["reads", "writes", "keeps", "operations", "since token 1"],
-    columns: Object.values(WAYS).map(([name]) => name),
   });
-  const showCounts = sizes => {
-    const ways = Object.keys(WAYS);
-    const each = ways.map(way => decoding[way].counts(t.value, sizes));
-    const matrix = ["reads", "writes", "keeps", "operations"].map(row => each.map(counts => counts[row]));
-    matrix.push(ways.map(way => operationsSoFar(way, t.value, sizes)));
-    const inWords = {"0,0": x => several(x, "token"), "2,0": () => "0, the text"};
-    table.show(matrix, {tint: false, text: (x, i, j) => (inWords[[i, j]] || number)(x)});
+  const D = ui.row().slider("D", {label: "width D = M", values: [2, 4, 8, 16, 32, 64], value: 8});
+
+  // --- What is kept, and made at this token: three piles to one scale ---
+
+  const area = width => (width > 500 ? 156 : 104), above = 46, FITS = [12, 24, 48, LAST];  // pixels; tokens that fit
+  const side = width => Math.min(area(width) / FITS.find(rows => t.value <= rows), 14, (width / 3 - 12) / (2 * D.value + 0.4));
+
+  // A block of numbers that stands at y, `rows` high and `across` wide; with cells where there is room.
+  const block = (x, y, rows, across, size, kind, made) => {
+    const rectangle = (x, y, width, height, extra) => ["rect", {x, y, width, height, class: `${kind} ${extra}`}];
+    const shapes = [rectangle(x, y - rows * size, across * size, rows * size, made ? "lit" : "pale lit")];
+    if (size >= 5)
+      for (let i = 0; i < rows; i++)
+        for (let j = 0; j < across; j++)
+          shapes.push(rectangle(x + j * size, y - (i + 1) * size, size, size, `cell ${made ? "made" : ""}`));
+    return shapes;
   };
+  // Keys and values, a row for each token, the newest on top; the newest `made` are of this step.
+  const rows = (x, base, size, made) => [0, (D.value + 0.4) * size].flatMap(shift => [
+    ...(made < t.value ? block(x + shift, base, t.value - made, D.value, size, "blue") : []),
+    ...block(x + shift, base - (t.value - made) * size, made, D.value, size, "vermilion", true),
+  ]);
+  const piles = {
+    recompute: {across: d => 2 * d + 0.4, high: () => t.value, made: () => t.value, shapes: (x, base, size) => rows(x, base, size, t.value)},
+    cache: {across: d => 2 * d + 0.4, high: () => t.value, made: () => 1, shapes: (x, base, size) => rows(x, base, size, 1)},
+    state: {across: d => d + 1.4, high: d => d, made: d => d, shapes: (x, base, size) => [  // written anew
+      ...block(x, base, D.value, D.value, size, "green", true), ...block(x + (D.value + 0.4) * size, base, D.value, 1, size, "green", true),
+    ]},
+  };
+  const drawing = ui.drawing("cells", {height: width => above + area(width) + 86, paint: width => {
+    const panel = width / 3, size = side(width), base = above + area(width), d = D.value, sizes = sizesOf(d);
+    const token = {x: width / 2 - (d + 0.2) * size, y: 34};
+    const shapes = [
+      ["text", {x: width / 2, y: 14, class: "middle quiet"}, `token ${t.value}: a key and a value`],
+      ...block(token.x, token.y, 1, d, size, "vermilion", true), ...block(token.x + (d + 0.4) * size, token.y, 1, d, size, "vermilion", true),
+      ["rect", {x: token.x, y: token.y - size, width: (2 * d + 0.4) * size, height: size, class: "outline", "data-name": "token"}],
+      ["path", {class: "axis", d: `M 0 ${base + 1} H ${width}`}],
+    ];
+    Object.entries(WAYS).forEach(([way, [name, color]], column) => {
+      const middle = (column + 0.5) * panel, {keeps, operations} = decoding[way].counts(t.value, sizes);
+      const {across, high, made, shapes: pile} = piles[way], x = middle - across(d) * size / 2;
+      shapes.push(...pile(x, base, size),
+        ["rect", {x, y: base - high(d) * size, width: across(d) * size, height: made(d) * size, class: "outline", "data-name": `made-${way}`}],
+        ["text", {x: middle, y: base + 20, class: `middle bold ${color}`}, name],
+        ["text", {x: middle, y: base + 39, class: "middle small"}, `${number(operations)} ${width > 500 ? "operations" : "ops"}`],
+        ["text", {x: middle, y: base + 56, class: "middle small quiet"}, way === "recompute" ? "keeps the text" : `keeps ${number(keeps)}`]);
+    });
+    [["lit", "made now"], ["pale lit", "kept, only read"]].forEach(([kind, words], i) => shapes.push(
+      ["rect", {x: width / 2 * i + 1, y: base + 68, width: 12, height: 12, class: `blue ${kind}`}],
+      ["text", {x: width / 2 * i + 19, y: base + 79, class: "small"}, words]));
+    return {shapes, label: `Token ${t.value}, width ${d}, to one scale. Recompute: ${t.value} keys and values, all made now. `
+      + `Cache: ${t.value - 1} from before, and one more. State: S, ${d} by ${d}, and z.`};
+  }});
+  ui.sentence();
 
   // --- And against t, both axes logarithmic ---
 
@@ -179,7 +150,7 @@ explorable("fig-three-ways", "Go from token to token: what does each way read, w
     const across = t => left + (right - left) * Math.log10(t) / Math.log10(LAST);
     const up = count => (count ? bottom - (bottom - top) * (Math.log10(count) - low) / (high - low) : bottom);
     const shapes = [["path", {class: "axis", d: `M ${left} ${top} V ${bottom} H ${right}`}]];
-    for (const tick of [1, 3, 10, 30, 100]) shapes.push(
+    for (const tick of width > 360 ? [1, 3, 10, 30, 100] : [1, 10, 100]) shapes.push(
       ["path", {class: "axis", d: `M ${across(tick)} ${bottom} v 4`}],
       ["text", {x: across(tick), y: bottom + 18, class: "middle quiet"}, tick]);
     for (let power = Math.ceil(low); power <= high; power += Math.ceil((high - low) / 5)) shapes.push(
@@ -203,11 +174,36 @@ explorable("fig-three-ways", "Go from token to token: what does each way read, w
       + Object.entries(WAYS).map(([way, [name]]) => `${name} grows ${grows[way]}`).join(", ") + "."};
   }});
 
+  // --- The same, counted ---
+
+  const more = ui.fold("The counts"), ways = Object.keys(WAYS), columns = Object.values(WAYS).map(([name]) => name);
+  const table = more.matrix("counts", {
+    label: "How many numbers, and how many operations", wide: true,
+    rows: ["reads", "writes", "keeps", "operations", "since token 1"], columns,
+  });
+  const outputs = more.matrix("outputs", {
+    label: "The output for tokens of width 2: the same each way", wide: true, rows: ["entry 1", "entry 2"], columns,
+  });
   const first = {
-    S: ui.readout("passes-S", "first token at which the cache is as large as S"),
-    Sz: ui.readout("passes-Sz", "… as large as S and z"),
-    operations: ui.readout("passes-operations", "first token at which a step with the cache is dearer"),
+    S: more.readout("passes-S", "first token at which the cache is as large as S"),
+    Sz: more.readout("passes-Sz", "… as large as S and z"),
+    operations: more.readout("passes-operations", "first token at which a step with the cache is dearer"),
   };
+  const showCounts = sizes => {
+    const each = ways.map(way => decoding[way].counts(t.value, sizes));
+    const matrix = ["reads", "writes", "keeps", "operations"].map(row => each.map(counts => counts[row]));
+    matrix.push(ways.map(way => operationsSoFar(way, t.value, sizes)));
+    const inWords = {"0,0": x => several(x, "token"), "2,0": () => "0, the text"};
+    table.show(matrix, {tint: false, text: (x, i, j) => (inWords[[i, j]] || number)(x)});
+    outputs.show(transpose(ways.map(run)), {tint: false, digits: 1});
+  };
+  // All steps up to this token.
+  const run = way => {
+    let kept = decoding[way].start(2), output;
+    for (let i = 1; i <= t.value; i++) ({kept, output} = decoding[way].step(kept, tokenAt(i)));
+    return output;
+  };
+  ui.startAgain();
 
   ui.redraw(() => {
     const sizes = sizesOf(D.value), {cache, state} = decoding;
@@ -215,9 +211,9 @@ explorable("fig-three-ways", "Go from token to token: what does each way read, w
     for (const [what, token] of Object.entries(passing(D.value))) first[what].show(token);
     const cached = cache.counts(t.value, sizes), recurrent = state.counts(t.value, sizes);
     ui.say(cached.keeps < recurrent.keeps
-      ? `Token ${t.value}: the cache, ${number(cached.keeps)} numbers, is still smaller than the state, ${number(recurrent.keeps)}.`
+      ? `Token ${t.value}: the cache, ${number(cached.keeps)} numbers, is smaller than the state, ${number(recurrent.keeps)}.`
       : cached.operations <= recurrent.operations
-        ? `Token ${t.value}: the cache is larger than the state, but its step not dearer yet.`
-        : `Token ${t.value}: the cache is larger and dearer to read. The state has not grown.`);
+        ? `Token ${t.value}: the cache is as large as the state or larger, but a step with it is not dearer yet.`
+        : `Token ${t.value}: the cache is larger, and dearer to read. The state has not grown.`);
   });
 });

@@ -6,8 +6,10 @@
 // its place. A control is read by its `value` and written by the same name:
 //
 //     const N = ui.slider("N", {label: "tokens N", values: [16, 32, 64], value: 32});
+//     const t = ui.steps("t", {label: "token t", count: 3, value: 1});  // stepped through, or played
 //     const entries = ui.readout("entries", "numbers in the matrix");
 //     ui.sentence();                                    // what `say` says stands here
+//     const more = ui.fold("Other numbers");            // fields and tables, folded at first
 //     ui.startAgain();                                  // a button for the first values of all controls
 //     ui.redraw(() => {                                 // now, and after every input
 //       entries.show(N.value ** 2);
@@ -32,40 +34,59 @@ const explorable = (figureId, title, build) => {
   figure.classList.add("explored");
 
   const redraws = [];
-  let waiting = false;
+  let waiting = false, drawn = [];
   const change = () => {  // many inputs in one frame are one drawing
     if (waiting) return;
     waiting = true;
-    requestAnimationFrame(() => { waiting = false; redraws.forEach(redraw => redraw()); });
+    requestAnimationFrame(() => {
+      waiting = false;
+      redraws.forEach(redraw => redraw());
+      drawn.forEach(act => act());
+      drawn = [];
+    });
+  };
+  const tell = text => {
+    clearTimeout(rest);
+    rest = setTimeout(() => { told.textContent = text; }, 700);
   };
   const common = {
-    // Draw now, after every input, and when the width has changed.
+    // Draw now, and after every input.
     redraw(draw) { redraws.push(draw); draw(); },
     change,
+    onceDrawn(act) { drawn.push(act); },
     // What there is to see now, in one sentence; it stands where `ui.sentence()` was called.
     say(text) {
       if (said.textContent === text) return;
       said.textContent = text;
-      clearTimeout(rest);
-      if (told.isConnected) rest = setTimeout(() => { told.textContent = text; }, 700);
+      if (told.isConnected) tell(text);
       else told.textContent = text;  // the first words are there to be found, no news
     },
+    tell,
     said,
+    // A write is seen: a box goes from one part of the page into another, where motion is welcome.
+    fly(from, to, color, duration = 800) {
+      if (!from || !to || STILL.matches) return;
+      const box = root.getBoundingClientRect(), [a, b] = [from, to].map(node => node.getBoundingClientRect());
+      if (!a.width || !b.width) return;  // one of them is folded
+      const ghost = element("div", {class: `explorable-ghost ${color}`, "aria-hidden": "true"});
+      const at = ({left, top, width, height}) => ({
+        left: `${left - box.left}px`, top: `${top - box.top}px`, width: `${width}px`, height: `${height}px`});
+      root.append(ghost);
+      ghost.animate([{...at(a), opacity: 0.9}, {...at(b), opacity: 0.9, offset: 0.85}, {...at(b), opacity: 0}],
+        {duration, easing: "ease-in-out"}).finished.finally(() => ghost.remove());
+    },
+    root,
     firsts: [],  // functions that give controls their first values again
   };
   build(panel(root, common));
   root.append(told);
-
-  let width = root.clientWidth;
-  new ResizeObserver(() => {
-    if (root.clientWidth !== width) { width = root.clientWidth; change(); }
-  }).observe(root);
 };
 
 // --- Parts of a page ---------------------------------------------------------------------------
 
 const SVG = "http://www.w3.org/2000/svg";
 const QUIET = {"aria-live": "off"};  // an output would be read aloud at every change
+const STILL = matchMedia("(prefers-reduced-motion: reduce)");
 const FRESH = {autocomplete: "off"};  // or else going back to a page fills in what was typed before
 
 const make = (node, attributes, content) => {
@@ -101,9 +122,9 @@ const panel = (box, common) => {
     inner.append(element("p", {class: "explorable-heading"}, heading));
     return panel(inner, common);
   };
-  // A group that is folded at first on a phone.
+  // Folded at first: what a reader can do without.
   ui.fold = heading => {
-    const inner = add(element("details", {class: "explorable-group", open: innerWidth > 600}));
+    const inner = add(element("details", {class: "explorable-fold"}));
     inner.append(element("summary", {class: "explorable-heading"}, heading));
     return panel(inner, common);
   };
@@ -161,10 +182,26 @@ const panel = (box, common) => {
     return control;
   };
 
-  ui.button = (name, label, act) => {
-    const button = add(element("button", {type: "button", "data-name": name}, label));
+  // Each on or off: {value: label, ...}
+  ui.switches = (name, {label, options}) => {
+    const field = element("fieldset", {class: "explorable-choice", "data-name": name});
+    field.append(element("legend", {}, label));
+    const inputs = Object.entries(options).map(([key, words]) => {
+      const id = uniqueId(), input = element("input", {type: "checkbox", ...FRESH, id, value: key});
+      input.addEventListener("change", () => ui.change());
+      field.append(input, element("label", {for: id}, words));
+      return input;
+    });
+    add(field);
+    common.firsts.push(() => inputs.forEach(input => { input.checked = false; }));
+    return {get value() { return inputs.filter(input => input.checked).map(input => input.value); }};
+  };
+
+  ui.button = (name, label, act, kind) => {
+    const button = add(element("button", {type: "button", "data-name": name, class: kind}, label));
     button.addEventListener("click", () => { act(); ui.change(); });
     return {
+      button,
       // Gray, but in its place among the tab stops: who pressed it last would lose the focus.
       set idle(off) { button.setAttribute("aria-disabled", off); },
     };
@@ -176,12 +213,39 @@ const panel = (box, common) => {
     act();
   });
 
-  // A position from `first` to count, to be scrubbed, or gone through with buttons.
-  ui.steps = (name, {label, first = 0, count, value = first, show = String}) => {
+  // A position from `first` to count, to be scrubbed, gone through with buttons, or played, with a
+  // step `every` so many milliseconds. `forward(t)` is called when a step to t has been drawn.
+  ui.steps = (name, {label, first = 0, count, value = first, show = String, every = 1200, forward = () => {}}) => {
     const line = ui.row("explorable-steps");
     const go = to => { slider.value = Math.max(first, Math.min(count, to)); };
+    const step = () => {
+      if (slider.value === count) return;
+      go(slider.value + 1);
+      ui.onceDrawn(() => forward(slider.value));
+    };
+    let timer;
+    const pause = () => { clearInterval(timer); timer = undefined; tellPlay(); };
+    const play = line.button(`${name}-play`, "", () => {
+      if (timer) return pause();
+      if (slider.value === count) go(first); else step();
+      if (slider.value < count) timer = setInterval(() => {
+        step();
+        if (slider.value === count) pause();
+        ui.change();
+      }, every);
+      tellPlay();
+    }, "explorable-play");
+    const tellPlay = () => {
+      play.button.textContent = timer ? "❚❚ pause" : "▶ play";
+      play.button.ariaLabel = timer ? "pause" : "play";
+    };
+    tellPlay();
+    for (const touch of ["pointerdown", "keydown", "input"])  // of anything else pauses it
+      common.root.addEventListener(touch, ({target, key}) => {
+        if (timer && !play.button.contains(target) && key !== "Tab") pause();
+      });
     const back = line.button(`${name}-back`, "◀ back", () => go(slider.value - 1));
-    const next = line.button(`${name}-next`, "step ▶", () => go(slider.value + 1));
+    const next = line.button(`${name}-next`, "step ▶", step);
     const slider = line.slider(name, {label, min: first, max: count, value, show});
     ui.redraw(() => {
       back.idle = slider.value === first;
@@ -194,49 +258,79 @@ const panel = (box, common) => {
   };
 
   // Small arrays of numbers that the reader types: rows of entries, or one row. The names of rows are
-  // not shown where heads is false. `step` is for the arrow keys; any number is taken from min to
-  // max, with at most `digits` after the point where the fields are narrow.
+  // not shown where heads is false. Numbers from min to max are taken, with at most `digits` after
+  // the point, and `step` is for the arrow keys. Where something else is typed, the number that stood
+  // there before counts, and comes back.
   ui.numbers = (name, {
     label, rows, columns, values, min = -99, max = 99, step = 1, digits = 20, heads = true,
   }) => {
+    const range = `${number(min)} to ${number(max)}`;
     const table = element("table", {class: "explorable-numbers", "data-name": name});
-    table.append(element("caption", {}, label));
+    table.append(element("caption", {}, `${label} (${range})`));
+    const note = element("p", {class: "explorable-note"});
     const state = values.map(row => [...row]);
-    const inputs = state.map((row, i) => {
-      const line = element("tr");
-      if (rows && heads) line.append(element("th", {scope: "row"}, rows[i]));
-      const cells = row.map((x, j) => {
-        const input = element("input", {  // no inputmode: some keyboards for decimals have no minus
-          type: "number", ...FRESH, min, max, step, value: x,
-          "aria-invalid": "false",  // a browser would call numbers between the steps invalid
-          "aria-label": `${label}, ${rows ? rows[i] : ""} ${columns ? columns[j] : j + 1}`,
-        });
-        input.addEventListener("input", () => {  // until it is a number, the last one counts
-          const number = input.valueAsNumber;
-          const good = number >= min && number <= max && Number(number.toFixed(digits)) === number;
-          input.setAttribute("aria-invalid", !good);
-          if (good) { state[i][j] = number; ui.change(); }
-        });
-        input.addEventListener("blur", () => {
-          input.value = state[i][j];
-          input.setAttribute("aria-invalid", false);
-        });
-        const cell = element("td", {}, input);
-        line.append(cell);
-        return input;
+    const field = (i, j) => {
+      const input = element("input", {  // type=number drops the comma of 1,5 and would take it for 15
+        type: "text", role: "spinbutton", ...FRESH, "aria-valuemin": min, "aria-valuemax": max,
+        "aria-label": `${label}, ${rows ? rows[i] : ""} ${columns ? columns[j] : j + 1}`,
       });
+      let before;
+      const write = x => {
+        state[i][j] = before = x;
+        input.value = x;
+        make(input, {"aria-invalid": "false", "aria-valuenow": x});
+      };
+      const good = x => x >= min && x <= max && Number(x.toFixed(digits)) === x;
+      input.addEventListener("input", () => {
+        const x = typed(input.value), taken = good(x);
+        state[i][j] = taken ? x : before;
+        make(input, {"aria-invalid": String(!taken), "aria-valuenow": state[i][j]});
+        note.textContent = "";
+        ui.change();
+      });
+      const leave = () => {
+        if (input.getAttribute("aria-invalid") === "true") {
+          const few = digits < 20 ? ` with at most ${several(digits, "digit")} after the point` : "";
+          note.textContent = `“${input.value}” is no number from ${range}${few}: ${number(before, decimals(before))} stays.`;
+          ui.tell(note.textContent);
+        }
+        write(state[i][j]);
+      };
+      input.addEventListener("blur", leave);
+      input.addEventListener("keydown", event => {
+        const way = {ArrowUp: step, ArrowDown: -step}[event.key];
+        if (event.key === "Enter") leave();
+        if (!way) return;
+        event.preventDefault();
+        const x = Number((state[i][j] + way).toFixed(6));
+        if (good(x)) { note.textContent = ""; write(x); ui.change(); }
+      });
+      write(values[i][j]);
+      return {input, write};
+    };
+    const fields = state.map((row, i) => {
+      const line = element("tr"), inLine = row.map((_, j) => field(i, j));
+      if (rows && heads) line.append(element("th", {scope: "row"}, rows[i]));
+      line.append(...inLine.map(({input}) => element("td", {}, input)));
       table.append(line);
-      return cells;
+      return inLine;
     });
     add(table);
+    table.after(note);
     const control = {
       get value() { return state.map(row => [...row]); },
-      set value(next) {
-        next.forEach((row, i) => row.forEach((x, j) => { state[i][j] = x; inputs[i][j].value = x; }));
-      },
+      set value(next) { next.forEach((row, i) => row.forEach((x, j) => fields[i][j].write(x))); },
     };
-    common.firsts.push(() => { control.value = values; });
+    common.firsts.push(() => { control.value = values; note.textContent = ""; });
     return control;
+  };
+
+  // One number, large, and what it is a number of.
+  ui.big = name => {
+    const box = add(element("p", {class: "explorable-big"}));
+    const output = element("output", {"data-name": name, ...QUIET}), words = element("span");
+    box.append(output, words);
+    return {show(x, what) { output.textContent = x; words.textContent = what; }};
   };
 
   // A number with a name: shows text or, with `digits`, a number.
@@ -254,6 +348,7 @@ const panel = (box, common) => {
     const table = element("table", {class: `explorable-matrix ${wide ? "wide" : ""}`, "data-name": name});
     holder.append(table);
     return {
+      table,
       show(matrix, {
         digits = 2, text = x => number(x, digits), mark = () => "", tint = true, background = () => "",
         heads = [rows, columns], caption = label,
@@ -300,14 +395,17 @@ const panel = (box, common) => {
         make(document.createElementNS(SVG, tag), attributes, text)));
       handles.forEach(place => place(width));
     };
-    const handles = [];
+    const handles = [], knobs = [];
     ui.redraw(repaint);
+    new ResizeObserver(() => { if (Math.floor(holder.clientWidth) !== width) repaint(); }).observe(holder);
     return {
+      svg,
       // A point that is dragged by mouse or finger, or moved by the arrow keys. `position()` is where
       // it stands as [x, y] in its own units, from -reach to reach, `move(x, y)` is told where it goes;
-      // `toPixels` and `fromPixels` translate: (x, y, width) => [x, y]. There is no role for a slider in
-      // two directions; that of one in one direction makes a screen reader pass the arrow keys on.
-      handle(key, {label, position, move, reach, toPixels, fromPixels, step = 0.1, color = "blue"}) {
+      // `toPixels` and `fromPixels` translate: (x, y, width) => [x, y], and `snap` puts a dragged point
+      // on the grid of `step`. There is no role for a slider in two directions; that of one in one
+      // direction makes a screen reader pass the arrow keys on.
+      handle(key, {label, position, move, reach, toPixels, fromPixels, snap, step, color = "blue"}) {
         const knob = element("button", {
           type: "button", class: `explorable-handle ${color}`, "data-name": key, "aria-label": label,
           role: "slider", "aria-roledescription": "point, moved by the arrow keys",
@@ -323,21 +421,41 @@ const panel = (box, common) => {
         place();
         const follow = event => {
           const box = svg.getBoundingClientRect();
-          move(...fromPixels(event.clientX - box.left, event.clientY - box.top, width));
+          move(...snap(...fromPixels(event.clientX - box.left, event.clientY - box.top, width)));
           ui.change();
         };
+        const raise = () => knobs.forEach(other => { other.knob.style.zIndex = other.knob === knob ? 1 : 0; });
+        const grab = pointer => {
+          raise();
+          knob.focus({preventScroll: true});
+          knob.setPointerCapture(pointer);
+          knob.addEventListener("pointermove", follow);
+        };
+        knobs.push({knob, grab});
+        // Knobs may cover each other: the one whose center is nearest is meant. Of two in one place it
+        // is the one on top, which moved last.
         knob.addEventListener("pointerdown", event => {
           if (event.button) return;  // a menu may keep the end of such a drag to itself
-          knob.setPointerCapture(event.pointerId);
-          knob.addEventListener("pointermove", follow);
+          const away = one => {
+            const {x, y, width} = one.knob.getBoundingClientRect();
+            return Math.hypot(x + width / 2 - event.clientX, y + width / 2 - event.clientY) - (one.knob === knob ? 0.5 : 0);
+          };
+          knobs.reduce((nearest, one) => (away(one) < away(nearest) ? one : nearest)).grab(event.pointerId);
         });
+        knob.addEventListener("mousedown", event => event.preventDefault());  // would focus this one
         knob.addEventListener("lostpointercapture", () => knob.removeEventListener("pointermove", follow));
+        // To the next line of the grid, in one direction: the other entry stays as it is.
+        const next = (x, way) => {
+          if (!way) return x;
+          const line = way > 0 ? Math.floor(x / step + 1 + 1e-9) : Math.ceil(x / step - 1 - 1e-9);
+          return Math.max(-reach, Math.min(reach, line * step));
+        };
         knob.addEventListener("keydown", event => {
           const way = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1]}[event.key];
           if (!way) return;
           event.preventDefault();
-          const [x, y] = position();
-          move(x + way[0] * step, y + way[1] * step);
+          raise();
+          move(...position().map((x, axis) => next(x, way[axis])));
           ui.change();
         });
       },
@@ -362,6 +480,16 @@ const compact = (x, digits) => (Math.abs(x) < 1e6 ? number(x, digits) : scientif
 
 // With as many digits as it needs, up to `most`.
 const brief = (x, most = 2) => compact(x, most).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+
+// The same, but never 0 where it is not: 4.0e−4.
+const small = x => (x && Math.abs(x) < 0.005 ? scientific(x, 1) : brief(x));
+
+// With all its digits; and what a reader typed, or NaN. A comma may stand for the point.
+const decimals = x => String(x).split(".")[1]?.length ?? 0;
+const typed = text => {
+  const plain = text.trim().replace("−", "-").replace(",", ".");
+  return /^[-+]?(\d+\.?\d*|\.\d+)$/.test(plain) ? Number(plain) : NaN;
+};
 
 // In words and signs: [1, 0.5], "1 step" or "2 steps", and j as it stands below a letter.
 const listed = (vector, show = brief) => `[${vector.map(x => show(x)).join(", ")}]`;
@@ -400,19 +528,49 @@ const plane = (reach, {largest = 270, margin = 0.25, step = 0.25} = {}) => {
         ["path", {class: `axis ${n ? "dotted" : ""}`, d: path(ends, width)}]));
     },
     arrow: (vector, kind, width, style) => ["path", {class: `line ${kind}`, d: path([[0, 0], vector], width), style}],
-    // Beyond the tip; above, below or beside it where that is outside the drawing.
-    name: ([x, y], words, color, width) => {
-      const length = Math.hypot(x, y), [px, py] = toPixels(x, y, width), half = 4 * words.length;
-      const [across, up] = length ? [x / length, y / length] : [0, -1];
-      const wanted = px + across * (15 + half * Math.abs(across));
-      const left = Math.max(half + 2, Math.min(width - half - 2, wanted));
-      const top = left === wanted ? py - up * 17 + 4 : py > 40 ? py - 16 : py + 26;
-      const inside = top >= 14 && top <= size(width) - 4;
-      const at = inside ? {x: left, y: top} : {x: px + (px > width - 2 * half - 24 ? -1 : 1) * (13 + half), y: py + 5};
-      return ["text", {...at, class: `middle bold halo ${color}`}, words];
+    // The names of all vectors, each at its tip, where it covers no knob and no other name: of the
+    // places around the tip the best one, beyond it if that is free.
+    names: (vectors, width) => {
+      const tips = vectors.map(({at: [x, y]}) => toPixels(x, y, width)), taken = [];
+      return vectors.map(({at: [x, y], words, color}, i) => {
+        const half = 4.5 * words.length, beyond = Math.hypot(x, y) ? Math.atan2(y, x) : Math.PI / 2;
+        const places = [16, 35, 54].flatMap(far => [0, 1, -1, 2, -2, 3, -3, 4].map(turn => {
+          const angle = beyond + turn * Math.PI / 4, [left, top] = tips[i];
+          return {
+            x: left + Math.cos(angle) * (far + half * Math.abs(Math.cos(angle))), y: top - Math.sin(angle) * far,
+            cost: Math.abs(turn) + far,
+          };
+        }));
+        const cost = ({x, y, cost}) => {
+          const over = (left, top, wide, tall) => Math.abs(x - left) < half + wide && Math.abs(y - top) < 8 + tall;
+          const outside = x < half + 1 || x > width - half - 1 || y < 9 || y > size(width) - 9;
+          return cost + 1e4 * outside + 300 * taken.filter(other => over(other.x, other.y, other.half, 8)).length
+            + 100 * tips.some(([left, top]) => over(left, top, 7, 7));
+        };
+        const best = places.reduce((best, one) => (cost(one) < cost(best) ? one : best));
+        taken.push({...best, half});
+        return ["text", {x: best.x, y: best.y + 5, class: `middle bold halo ${color}`}, words];
+      });
     },
   };
 };
+
+// A matrix as cells with their numbers, from its upper left corner on; a number too long for its cell
+// is squeezed. The cells together are a group of the name `name`, the numbers go by name-row-column.
+const cells = (matrix, {x, y, cell, height, color, text, name}) => [
+  ["rect", {x, y, width: matrix[0].length * cell, height: matrix.length * height, class: "outline", "data-name": name}],
+  ...matrix.flatMap((row, i) => row.flatMap((one, j) => {
+    const at = {x: x + j * cell, y: y + i * height}, words = text(one);
+    const squeezed = words.length * 7.7 > cell - 2 ? {textLength: cell - 4, lengthAdjust: "spacingAndGlyphs"} : {};
+    return [
+      ["rect", {...at, width: cell, height, class: `pale ${color}`}],
+      ["text", {x: at.x + cell / 2, y: at.y + height / 2 + 4, class: "middle small", "data-name": `${name}-${i}-${j}`, ...squeezed}, words],
+    ];
+  })),
+];
+
+// As many digits after the point, up to two, as there is room for in a cell.
+const fit = x => [2, 1, 0].map(digits => brief(x, digits)).find(text => text.length <= 6) ?? scientific(x, 1);
 
 // The mathematics that all explorables need; vectors are arrays, matrices are arrays of rows.
 const sum = x => x.reduce((total, one) => total + one, 0);

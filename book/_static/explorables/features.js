@@ -55,22 +55,24 @@ explorable("fig-plane-weights", "Drag the query and the keys: whose weights foll
     label: "query times", values: [0.25, 0.5, 1, 2, 4, 8], value: 1, show: x => brief(x),
   });
   const query = () => q.map(x => factor.value * x);
-  const {reach, size, toPixels, fromPixels, snap, step, grid, arrow, name} = plane(3);
+  const {reach, size, toPixels, fromPixels, snap, step, grid, arrow, names} = plane(3);
   const drawing = square.drawing("plane", {height: size, paint: width => ({
     label: `The plane. q = ${listed(q)}, ${keys.map((k, j) => `${keyName(j)} = ${listed(k)}`).join(", ")}.`,
     shapes: [
       ...grid(width),
       arrow(query(), "green", width, "stroke-width: 9; stroke-opacity: 0.3"),  // as long as it is taken
       ...keys.map(k => arrow(k, "blue", width)), arrow(q, "green", width),
-      ...keys.map((k, j) => name(k, keyName(j), "blue", width)), name(q, "q", "green", width),
+      ...names([
+        ...keys.map((k, j) => ({at: k, words: keyName(j), color: "blue"})), {at: q, words: "q", color: "green"},
+      ], width),
     ],
   })});
-  const place = {reach, toPixels, fromPixels, step};
+  const place = {reach, toPixels, fromPixels, snap, step};
   drawing.handle("drag-q", {
-    label: "query q", color: "green", ...place, position: () => q, move: (x, y) => { q = snap(x, y); },
+    label: "query q", color: "green", ...place, position: () => q, move: (x, y) => { q = [x, y]; },
   });
   keys.forEach((_, j) => drawing.handle(`drag-k${j + 1}`, {
-    label: `key ${keyName(j)}`, ...place, position: () => keys[j], move: (x, y) => { keys[j] = snap(x, y); },
+    label: `key ${keyName(j)}`, ...place, position: () => keys[j], move: (x, y) => { keys[j] = [x, y]; },
   }));
   const taken = left.text("");
 
@@ -88,15 +90,17 @@ explorable("fig-plane-weights", "Drag the query and the keys: whose weights foll
     label: `Entropy in nats: ${number(Math.log(5), 2)} if all weights are equal`,
     rows: Object.values(MAPS), columns: [...keys.map((_, j) => keyName(j)), "entropy"],
   });
-  const m = right.slider("m", {label: "random features m", values: [1, 4, 16, 64], value: 16});
-  const seed = right.choice("seed", {label: "random draw", options: {0: "1", 1: "2", 2: "3"}, value: "0"});
   ui.sentence();
+  const more = ui.fold("The random features").row();
+  const m = more.slider("m", {label: "random features m", values: [1, 4, 16, 64], value: 16});
+  const seed = more.choice("seed", {label: "random draw", options: {0: "1", 1: "2", 2: "3"}, value: "0"});
   ui.startAgain(() => { q = START.q; keys = [...START.keys]; });
 
-  // A cell filled to a share of its height, with a line at another share.
-  const filled = (share, line) => `linear-gradient(to top, transparent calc(${100 * line}% - 1px),`
-    + ` var(--pst-color-text-base) 0 calc(${100 * line}% + 1px), transparent 0),`
-    + ` linear-gradient(to top, color-mix(in srgb, var(--ex-blue) 45%, transparent) ${100 * share}%, transparent 0)`;
+  // A cell filled to a share of its height, with a line across at another share. All of the weight
+  // fills 60%: a line there is no border of the row, and stays below the number.
+  const filled = (share, line) => `linear-gradient(to top, transparent calc(${60 * line}% - 1px),`
+    + ` var(--ex-vermilion) 0 calc(${60 * line}% + 1.5px), transparent 0),`
+    + ` linear-gradient(to top, color-mix(in srgb, var(--ex-blue) 45%, transparent) ${60 * share}%, transparent 0)`;
 
   ui.redraw(() => {
     const ways = rows();

@@ -1,10 +1,10 @@
-// Two ways to bracket QKᵀV, drawn to scale, with what each computes and keeps, and where they cross.
+// Two ways to bracket QKᵀV, drawn to scale: how much less one computes than the other.
 
 "use strict";
 
 explorable("fig-two-brackets", "Slide N and D: both orders are drawn to one scale", ui => {
   const powers = (from, to) => Array.from({length: to - from + 1}, (_, i) => 2 ** (from + i));
-  const knobs = ui.row();
+  const knobs = ui.row("explorable-stays");
   const N = knobs.slider("N", {label: "tokens N", values: powers(3, 20), value: 512, show: number});
   const D = knobs.slider("D", {label: "width D = M", values: powers(2, 8), value: 64});
 
@@ -21,44 +21,37 @@ explorable("fig-two-brackets", "Slide N and D: both orders are drawn to one scal
   // Of the longest rectangle. On a phone both products stand on one screen with the sliders.
   const side = width => Math.min(0.42 * width, innerWidth > 600 ? 140 : 100);
   const gap = 44, above = 24, below = 24;
+  const short = n => (n < 1e4 ? number(n) : n < 1e6 ? `${Math.round(n / 1024)}K` : "1M");  // 65,536 is 64K
   // Two factors of (rows, columns) = (down, across), each in the middle of its own place.
   const product = (factors, words) => width => {
     const scale = side(width) / Math.max(N.value, D.value), middle = above + side(width) / 2;
     const shapes = [["text", {x: side(width) + gap / 2, y: middle + 5, class: "middle"}, "×"]];
-    factors.forEach(({name, down, across, size, color}, place) => {
+    factors.forEach(({name, down, across, color}, place) => {
       const x = side(width) / 2 + place * (side(width) + gap);
       const exact = [across.value * scale, down.value * scale];
       const [wide, tall] = exact.map(pixels => Math.max(1, pixels));  // a line, where it is thinner
       shapes.push(
         ["rect", {x: x - wide / 2, y: middle - tall / 2, width: wide, height: tall, class: `pale ${color}`}],
         ["text", {x, y: middle - tall / 2 - 7, class: "middle bold"}, name],
-        ["text", {x, y: middle + tall / 2 + 16, class: "middle quiet"}, size]);
+        ["text", {x, y: middle + tall / 2 + 16, class: "middle quiet small"},
+          `${short(down.value)} × ${short(across.value)}`]);
       if (Math.max(...exact) < 1) shapes.push(
         ["circle", {cx: x, cy: middle, r: 5, class: `line ${color}`, "stroke-opacity": 0.5}],
         ["text", {x: Math.min(x + 60, width), y: middle + 36, class: "end quiet"}, `to scale: ${exact[0].toPrecision(1)} px`]);
     });
     return {label: words(), shapes};
   };
-  const both = ui.row();
+  const both = ui.row("explorable-sides");
   const height = width => above + side(width) + below;
-  const sides = {
-    quadratic: both.group("(Q Kᵀ) V: through the matrix"),
-    linear: both.group("Q (Kᵀ V): through the state"),
-  };
-  sides.quadratic.drawing("quadratic", {height, paint: product([
-    {name: "QKᵀ", down: N, across: N, size: "N × N", color: "vermilion"},
-    {name: "V", down: N, across: D, size: "N × D", color: "gray"},
+  both.group("(Q Kᵀ) V: through the matrix").drawing("quadratic", {height, paint: product([
+    {name: "QKᵀ", down: N, across: N, color: "vermilion"},
+    {name: "V", down: N, across: D, color: "gray"},
   ], () => `The matrix, ${number(N.value)} by ${number(N.value)}, times the values, ${number(N.value)} by ${D.value}, to scale.`)});
-  sides.linear.drawing("linear", {height, paint: product([
-    {name: "Q", down: N, across: D, size: "N × D", color: "gray"},
-    {name: "S = KᵀV", down: D, across: D, size: "D × D", color: "blue"},
+  const ratio = both.big("ratio");
+  both.group("Q (Kᵀ V): through the state").drawing("linear", {height, paint: product([
+    {name: "Q", down: N, across: D, color: "gray"},
+    {name: "S = KᵀV", down: D, across: D, color: "blue"},
   ], () => `The queries, ${number(N.value)} by ${D.value}, times the state, ${D.value} by ${D.value}, to the same scale.`)});
-  const counts = Object.fromEntries(Object.entries(sides).map(([way, side]) => [way, {
-    middle: side.readout(`${way}-middle`, `numbers in ${way === "quadratic" ? "QKᵀ" : "S"}`),
-    operations: side.readout(`${way}-operations`, "operations"),
-    bytes: side.readout(`${way}-bytes`, "bytes kept (float32)"),
-  }]));
-
   ui.sentence();
 
   // --- Operations against N, both axes logarithmic ---
@@ -104,7 +97,19 @@ explorable("fig-two-brackets", "Slide N and D: both orders are drawn to one scal
     ];
     return {shapes, label: `Operations against the number of tokens, both axes logarithmic. The lines meet at N = ${meet}.`};
   }});
-  const cheaper = ui.readout("crossover", "first N at which the state needs fewer operations");
+
+  const more = ui.fold("The counts"), columns = more.row();
+  const counts = Object.fromEntries(Object.entries({quadratic: ["matrix", "QKᵀ"], linear: ["state", "S"]}).map(
+    ([way, [name, middle]]) => {
+      const side = columns.group(`Through the ${name}`);
+      return [way, {
+        middle: side.readout(`${way}-middle`, `numbers in ${middle}`),
+        operations: side.readout(`${way}-operations`, "operations"),
+        bytes: side.readout(`${way}-bytes`, "bytes kept (float32)"),
+      }];
+    }));
+  const cheaper = more.readout("crossover", "first N at which the state needs fewer operations");
+  ui.startAgain();
 
   ui.redraw(() => {
     const n = N.value, d = D.value;
@@ -115,11 +120,11 @@ explorable("fig-two-brackets", "Slide N and D: both orders are drawn to one scal
       counts[way].bytes.show(4 * count.entries(n));
     }
     cheaper.show(crossing());
-    const ratio = quadratic.operations(n) / linear.operations(n);
-    const times = ratio => (ratio < 10 ? number(ratio, 1) : number(ratio));
-    ui.say(ratio > 1
-      ? `Through the state it takes ${times(ratio)} times fewer operations.`
-      : ratio < 1 ? `Through the matrix it takes ${times(1 / ratio)} times fewer operations.`
-        : "Both take the same number of operations.");
+    const times = quadratic.operations(n) / linear.operations(n), larger = Math.max(times, 1 / times);
+    const shown = larger < 10 ? number(larger, 1) : number(larger), way = times > 1 ? "state" : "matrix";
+    ratio.show(`${shown}×`, times === 1 ? "as many operations" : `fewer operations through the ${way}`);
+    ui.say(`QKᵀ holds ${number(n * n)} numbers, S holds ${number(d * d)}. `
+      + (times === 1 ? "Both ways take the same number of operations."
+        : `Through the ${way} it takes ${shown} times fewer operations.`));
   });
 });

@@ -17,12 +17,16 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
 
   // --- What the reader sets ---
 
-  const START = {K: [[1, 0], [0, 1], [1, 1]], V: [[10, 20], [30, 40], [50, 60]], t: 3};
+  const START = {K: [[1, 0], [0, 1], [1, 1]], V: [[10, 20], [30, 40], [50, 60]], t: 1};
   const ANY = [0.5, 0.5];  // the first query that is no key
   const COLORS = ["blue", "pink", "vermilion"];
   const token = (letter, j) => `${letter}${subscript(j)}`;
   const names = letter => [1, 2, 3].map(j => token(letter, j));
 
+  const steps = ui.row("explorable-stays").steps("t", {
+    label: "tokens written", count: 3, value: START.t, every: 1800,
+    forward: t => ui.fly(added.table, after.table, COLORS[t - 1]),
+  });
   const top = ui.row();
   const left = top.group("Drag the keys"), right = top.group("Read");
   left.box.style.flex = "1 1 15rem";
@@ -31,14 +35,12 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
   const asked = choices.choice("asked", {
     label: "with", options: {0: "k₁", 1: "k₂", 2: "k₃", any: "any q"}, value: "0",
   });
-  const way = choices.choice("way", {
-    label: "as", options: {plain: "plain", normalized: "normalized"}, value: "plain",
-  });
   const presets = ui.row("explorable-tight");
-  const table = ui.row("explorable-roomy");
-  const steps = ui.steps("t", {label: "tokens written", count: 3, value: START.t});
-  const sums = ui.row("explorable-roomy");
-  const tables = ui.row("explorable-tight");
+  const more = ui.fold("The numbers, and others to type");
+  const way = more.choice("way", {
+    label: "read", options: {plain: "plain", normalized: "normalized"}, value: "plain",
+  });
+  const table = more.row("explorable-roomy"), tables = more.row("explorable-tight");
   const keys = tables.numbers("K", {label: "keys", rows: names("k"), values: START.K, min: -2, max: 2, step: 0.25});
   const values = tables.numbers("V", {label: "values", rows: names("v"), values: START.V});
   const query = tables.numbers("q", {label: "query", rows: ["q"], values: [START.K[0]], min: -2, max: 2, step: 0.25});
@@ -78,7 +80,7 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
 
   // --- The plane of keys ---
 
-  const {reach, size, unit, toPixels, fromPixels, snap, step, grid, arrow, name} = plane(2);
+  const {reach, size, unit, toPixels, fromPixels, snap, step, grid, arrow, names: tipNames} = plane(2);
 
   const drawing = left.drawing("plane", {height: size, paint: width => {
     const q = query.value[0], [cx, cy] = toPixels(0, 0, width);
@@ -89,19 +91,24 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
         ["circle", {cx, cy, r: unit(width), class: "axis"}],
         arrow(q, "green", width, "stroke-width: 9; stroke-opacity: 0.35"),
         ...keys.value.map((k, j) => arrow(k, `${COLORS[j]} ${j < steps.value ? "" : "dashed"}`, width)),
-        ...keys.value.map((k, j) => name(k, signal() === j ? `q = ${token("k", j + 1)}` : token("k", j + 1), COLORS[j], width)),
-        signal() < 0 && name(q, "q", "green", width),
+        ...tipNames([
+          ...keys.value.map((k, j) => ({at: k, words: `${signal() === j ? "q = " : ""}${token("k", j + 1)}`, color: COLORS[j]})),
+          ...(signal() < 0 ? [{at: q, words: "q", color: "green"}] : []),
+        ], width),
       ],
     };
   }});
-  const place = {reach, toPixels, fromPixels, step};
+  const place = {reach, toPixels, fromPixels, snap, step};
   drawing.handle("drag-q", {
     label: "query q", color: "green", ...place, position: () => query.value[0],
-    move: (x, y) => { query.value = [snap(x, y)]; },
+    move: (x, y) => { query.value = [[x, y]]; },
   });
   START.K.forEach((_, j) => drawing.handle(`drag-k${j + 1}`, {
     label: `key ${token("k", j + 1)}`, color: COLORS[j], ...place, position: () => keys.value[j],
-    move: (x, y) => { keys.value = keys.value.map((k, i) => (i === j ? snap(x, y) : k)); },
+    move: (x, y) => {
+      keys.value = keys.value.map((k, i) => (i === j ? [x, y] : k));
+      steps.value = Math.max(steps.value, j + 1);  // who drags a key wants to see what it does
+    },
   }));
 
   const preset = (name, words, {K, t}) => presets.button(name, words, () => {
@@ -116,13 +123,6 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
   preset("reset", "start again", START);
   preset("orthogonal", "right angle", {K: [[1, 0.5], [-0.5, 1], [1, 1]], t: 2});
   preset("parallel", "nearly parallel", {K: [[1, 0.25], [1, 0], [1, 1]], t: 2});
-
-  // --- The write ---
-
-  const before = sums.matrix("before", {label: "S₀"});
-  const added = sums.matrix("added", {label: "+ k₁v₁ᵀ"});
-  const after = sums.matrix("S", {label: "= S₁"});
-  const keySum = sums.matrix("z", {label: "z₁"});
 
   // --- The read ---
 
@@ -154,12 +154,21 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
     }
     return {shapes, label: `What each token adds to both entries of the read, which is ${listed(o)}.`};
   }});
+
+  // --- The write ---
+
+  const sums = right.row("explorable-roomy explorable-tight");
+  const before = sums.matrix("before", {label: "S₀"});
+  const added = sums.matrix("added", {label: "+ k₁v₁ᵀ"});
+  const after = sums.matrix("S", {label: "= S₁"});
+
   right.sentence();
   const parts = table.matrix("parts", {label: ""});
+  const keySum = table.matrix("z", {label: "z₁"});
 
   ui.redraw(() => {
     const t = steps.value, q = query.value[0], all = memories(), {weights, parts: shares, o, divisor} = answer();
-    const none = rows => rows.map(row => row.map(() => NaN)), text = x => brief(x);
+    const none = rows => rows.map(row => row.map(() => NaN)), text = small;
     const changed = t ? outer(keys.value[t - 1], values.value[t - 1]) : zeros(2, 2);
     const mark = (i, j) => (changed[i][j] ? "new" : "");
     before.show(t ? all[t - 1].S : none(all[0].S), {text, caption: t ? token("S", t - 1) : " "});
@@ -181,16 +190,19 @@ explorable("fig-signal-crosstalk", "Drag a key: how much of the read is signal?"
     const i = signal(), others = weights.filter((_, j) => j !== i), k = token("k", i + 1);
     const crosstalk = shares.filter((_, j) => j !== i).reduce(addVectors, [0, 0]);
     const lost = divisor !== undefined && sum(weights.map(Math.abs)) > 1e9;  // they should sum to 1
+    const silent = weights.every(weight => weight === 0);
     ui.say(
       t === 0 ? "Nothing is written yet: every query reads 0."
       : divisor === 0 ? "The weights sum to 0, and there is no mean with such weights: the package returns 0."
       : lost ? "The weights sum to 0 but for rounding errors: the normalized read means nothing."
-      : i < 0 && weights.every(weight => weight === 0) ? `q = ${listed(q)} has the product 0 with every key written, and reads 0.`
-      : i < 0 ? `q = ${listed(q)} reads ${listed(o)}, a blend of what is written.`
-      : i >= t ? `${k} is not written yet: what it reads, ${listed(o)}, is crosstalk alone.`
+      : silent ? `${i < 0 ? `q = ${listed(q)}` : i < t ? k : `${k}, not written yet,`} has the product 0 with every key written, and reads 0.`
+      : i < 0 ? `q = ${listed(q, small)} reads ${listed(o, small)}, a blend of what is written.`
+      : i >= t ? `${k} is not written yet: what it reads, ${listed(o, small)}, is crosstalk alone.`
+      : t === 1 ? `Nothing else is written: ${k} reads ${small(weights[0])} × v₁ = ${listed(o, small)}.`
       : others.every(weight => weight === 0)
-        ? `No crosstalk: ${k} has the product 0 with all other keys. It reads ${brief(weights[i])} × ${token("v", i + 1)}.`
-      : `Signal ${brief(weights[i])} × ${token("v", i + 1)} = ${listed(shares[i])}, crosstalk ${listed(crosstalk)}: `
-        + `the read is ${listed(o)}.`);
+        ? `No crosstalk: ${k} has the product 0 with all other keys written. It reads ${small(weights[i])} × ${token("v", i + 1)}.`
+      : weights[i] === 0 ? `No signal: ${k} is weighted 0 and the read, ${listed(o, small)}, is crosstalk alone.`
+      : `Signal ${small(weights[i])} × ${token("v", i + 1)} = ${listed(shares[i], small)}, crosstalk ${listed(crosstalk, small)}: `
+        + `the read is ${listed(o, small)}.`);
   });
 });

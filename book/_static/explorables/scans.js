@@ -95,18 +95,18 @@ explorable("fig-four-orders", "Step: the same triangle, filled in four orders", 
   // --- What the reader sets ---
 
   const time = ui.row("explorable-stays").steps("step", {label: "steps done", count: N, value: 2});
-  const knobs = ui.row();
-  const L = knobs.slider("L", {label: "chunk size L", min: 1, max: N, value: 2});
   const grids = ui.row();
-  const costs = ui.matrix("costs", {
-    label: "Operations and stored numbers, for C = M = 1",
-    rows: Object.keys(FORMS), columns: ["work so far", "work", "memory", "depth"],
-  });
+  const cellWords = ui.text("");
+  const L = ui.row().slider("L", {label: "chunk size L", min: 1, max: N, value: 2});
   const form = ui.choice("form", {
-    label: "Numbers of", options: Object.fromEntries(Object.keys(FORMS).map(name => [name, name])), value: "chunkwise",
+    label: "In words", options: Object.fromEntries(Object.keys(FORMS).map(name => [name, name])), value: "chunkwise",
   });
   ui.sentence();
-  const table = ui.row("explorable-scroll explorable-columns");
+  const costs = ui.fold("Operations and stored numbers").matrix("costs", {
+    label: "For C = M = 1",
+    rows: Object.keys(FORMS), columns: ["work so far", "work", "memory", "depth"],
+  });
+  const table = ui.fold("States and outputs, and other numbers to type").row("explorable-scroll explorable-columns");
   const typed = table.numbers("tokens", {
     label: "q, k and v of the eight tokens", rows: ["q", "k", "v"], min: -9, max: 9, digits: 1,
     values: [[1, 2, 1, 1, 2, 1, 1, 2], [1, 1, 2, 1, 1, 2, 1, 1], [3, 1, 2, 5, 4, 1, 2, 6]],
@@ -117,16 +117,17 @@ explorable("fig-four-orders", "Step: the same triangle, filled in four orders", 
 
   // --- The triangles ---
 
-  const GAP = 14, HEAD = 20, FOOT = 22;
+  const GAP = 14, HEAD = 20, FOOT = 58;
   const across = width => (width < 500 ? 2 : 4);
   const cell = width => Math.min(22, Math.floor((width - GAP * (across(width) - 1)) / across(width) / N));
   const panelHeight = width => HEAD + N * cell(width) + FOOT;
+  let pointed = null, drawn = time.value, fresh = false;  // the cell [t, i] that is pointed at; a step was made
   const panel = (name, x, y, width) => {
     const size = cell(width), all = steps(name), done = Math.min(time.value, all.length);
     const square = ([t, i], kind) =>
       ["rect", {x: x + i * size, y: y + HEAD + t * size, width: size - 1, height: size - 1, class: kind}];
     const kind = ([t, i], color, step) =>
-      `lit ${i > t ? "gray" : color} ${step === time.value - 1 && i <= t ? "" : "pale"}`;
+      `lit ${i > t ? "gray" : color} ${step < time.value - 1 ? "pale" : `${i > t ? "pale" : ""} ${fresh ? "fresh" : ""}`}`;
     return [
       ["text", {x, y: y + 13, class: "bold"}, name],
       ...upTo(N).flatMap(t => upTo(t + 1).map(i => square([t, i], "axis cell"))),
@@ -134,10 +135,20 @@ explorable("fig-four-orders", "Step: the same triangle, filled in four orders", 
         ...step.weights.map(place => square(place, kind(place, "vermilion", index))),
         ...step.covered.map(place => square(place, kind(place, "blue", index))),
       ]),
-      ["text", {x, y: y + HEAD + N * size + 15, class: "quiet"}, `${done} of ${several(all.length, "step")}`],
+      pointed && ["rect", {
+        x: x + pointed[1] * size - 1, y: y + HEAD + pointed[0] * size - 1, width: size + 1, height: size + 1, class: "frame"}],
+      ...[
+        `${done} of ${several(all.length, "step")}`,
+        `work ${sum(all.slice(0, done).map(step => step.work))} of ${sum(all.map(step => step.work))}`,
+        `keeps ${FORMS[name].memory(L.value)}`,
+      ].map((words, line) => ["text", {x, y: y + HEAD + N * size + 16 + 17 * line, class: "quiet small"}, words]),
     ];
   };
-  grids.drawing("orders", {
+  const places = width => Object.keys(FORMS).map((name, place) => ({
+    name, x: place % across(width) * (width + GAP) / across(width), y: Math.floor(place / across(width)) * panelHeight(width),
+  }));
+  ui.redraw(() => { [fresh, drawn] = [time.value === drawn + 1, time.value]; });
+  const drawing = grids.drawing("orders", {
     height: width => (4 / across(width)) * panelHeight(width),
     paint: width => ({
       label: `Triangles of ${N} by ${N} cells, row t for the output t, column i for what token i adds to it. `
@@ -145,16 +156,38 @@ explorable("fig-four-orders", "Step: the same triangle, filled in four orders", 
           const all = steps(name);
           return `${name}: ${Math.min(time.value, all.length)} of ${several(all.length, "step")} done`;
         }).join(", ") + ".",
-      shapes: Object.keys(FORMS).flatMap((name, place) => {
-        const column = place % across(width), row = Math.floor(place / across(width));
-        const pitch = (width + GAP) / across(width);
-        return panel(name, column * pitch, row * panelHeight(width), width);
-      }),
+      shapes: places(width).flatMap(({name, x, y}) => panel(name, x, y, width)),
     }),
   });
 
+  // A cell that is pointed at is named, and framed in all four triangles.
+  const point = event => {
+    const box = drawing.svg.getBoundingClientRect(), size = cell(box.width), was = String(pointed);
+    if (event.type === "pointerleave" && event.pointerType === "touch") return;  // a finger that was lifted
+    pointed = null;
+    for (const {x, y} of places(box.width)) {
+      const t = Math.floor((event.clientY - box.top - y - HEAD) / size), i = Math.floor((event.clientX - box.left - x) / size);
+      if (event.type !== "pointerleave" && Math.min(t, i) >= 0 && Math.max(t, i) < N) pointed = [t, i];
+    }
+    if (String(pointed) !== was) ui.change();
+  };
+  for (const type of ["pointermove", "pointerdown", "pointerleave"]) drawing.svg.addEventListener(type, point);
+  const nameCell = ([t, i]) => {
+    const q = subscript(t + 1), k = subscript(i + 1), [queries, keys] = typed.value;
+    const product = `q${q} · k${k} = ${brief(queries[t] * keys[i])}`;
+    if (i > t) return `${product} is no part of output ${t + 1}: token ${i + 1} comes later.`;
+    const here = ([a, b]) => a === t && b === i;
+    const when = Object.keys(FORMS).map(name => {
+      const all = steps(name), step = all.findIndex(({weights, covered}) => [...weights, ...covered].some(here));
+      return `${name} in step ${step + 1}${all[step].covered.some(here) ? ", through a state" : ""}`;
+    });
+    return `${product}, the weight of v${k} in o${q}: ${when.join("; ")}.`;
+  };
+
   ui.redraw(() => {
     const s = time.value;
+    cellWords.show(pointed ? nameCell(pointed)
+      : "Row t is output t, column i what token i adds. Vermilion: multiplied out. Blue: through a state. Point at a cell.");
     costs.show(Object.keys(FORMS).map(name => {
       const all = steps(name), work = sum(all.map(step => step.work));
       return [sum(all.slice(0, s).map(step => step.work)), work, FORMS[name].memory(L.value), all.length];

@@ -2,7 +2,7 @@
 
 "use strict";
 
-explorable("fig-two-ways", "Choose t, and type queries, keys and values: both ways meet in every term", ui => {
+explorable("fig-two-ways", "Step through t: both ways meet in every term", ui => {
   const start = {
     queries: [[1, 0], [0, 1], [1, 1]], keys: [[1, 0], [0, 1], [1, 1]], values: [[10, 20], [30, 40], [50, 60]],
   };
@@ -42,78 +42,78 @@ explorable("fig-two-ways", "Choose t, and type queries, keys and values: both wa
 
   // --- What one can change ---
 
-  const inputs = ui.row("explorable-tight"), rows = tokens.map(j => String(j + 1));
+  const steps = ui.row("explorable-stays").steps("t", {
+    label: "output at t", first: 1, count: N, every: 2000,
+    forward: t => {
+      const part = name => drawing.svg.querySelector(`[data-name="${name}"]`);
+      ui.fly(part(`written-${t}`), part("written-sum"), "blue");
+    },
+  });
+  const picture = ui.row();
+  ui.sentence();
+  const more = ui.fold("Type other numbers"), inputs = more.row("explorable-tight");
+  const rows = tokens.map(j => String(j + 1));
   const queries = inputs.numbers("queries", {label: "rows of Q", rows, values: start.queries, min: -9, max: 9});
   const keys = inputs.numbers("keys", {label: "K", rows, heads: false, values: start.keys, min: -9, max: 9});
   const values = inputs.numbers("values", {label: "V", rows, heads: false, values: start.values});
   const scores = inputs.matrix("scores", {label: "A = QKᵀ ⊙ m"});
-  const steps = ui.steps("t", {label: "output at t", first: 1, count: N, value: N});
 
-  // --- The drawing: a column for each token and one for the sum, a band for each step ---
+  // --- The drawing: a column for each token, one before them for the query, and one for the sum.
+  // Attention is read from the top downwards, memory from the bottom upwards: they meet in the terms. ---
 
-  // As many digits after the point, up to two, as there is room for in a cell.
-  const fit = x => [2, 1, 0].map(digits => brief(x, digits)).find(text => text.length <= 6) ?? scientific(x, 1);
   const fitted = vector => listed(vector, fit);
-
   const bands = t => {
-    const {K, V, S, z, written, terms, weights, output, divisor} = compute(t), row = vector => [vector];
+    const {q, V, S, written, terms, weights, output, divisor} = compute(t), at = subscript(t);
     return [
-      {name: "weights", color: "vermilion", label: `attention: row ${t} of A`, each: j => [[weights[j]]],
-        all: [[divisor.attention]]},
-      {name: "values", color: "vermilion", label: "times the values vⱼ", each: j => row(V[j])},
-      {name: "attention", color: "green", label: "= the terms", each: j => row(terms.attention[j]),
-        all: row(output.attention)},
-      {name: "memory", color: "green", label: "= the same terms", each: j => row(terms.memory[j]),
-        all: row(output.memory)},
-      {name: "written", color: "blue", label: `memory: q${subscript(t)} reads kⱼ vⱼᵀ`, each: j => written[j], all: S},
-      {name: "keys", color: "blue", label: "the keys kⱼ", each: j => row(K[j]), all: row(z)},
-    ];
+      {name: "weights", color: "vermilion", label: `q${at} · kⱼ: row ${t} of A`, query: true,
+        each: j => [[weights[j]]], all: [[divisor.attention]], sum: "row sum"},
+      {name: "values", color: "vermilion", label: "times vⱼ", each: j => [V[j]]},
+      {name: "attention", color: "green", label: "= the terms", each: j => [terms.attention[j]],
+        all: [output.attention], sum: `row ${t} of AV`},
+      {name: "memory", color: "green", label: "= the same terms", each: j => [terms.memory[j]],
+        all: [output.memory], sum: `q${at}ᵀ S${at}`},
+      {name: "written", color: "blue", label: `q${at} reads each kⱼ vⱼᵀ`, query: true,
+        each: j => written[j], all: S, sum: `S${at}`},
+    ].map(band => ({...band, q: band.query && [q], rows: band.name === "written" ? 2 : 1}));
   };
-  const sums = t => ({
-    weights: "row sum", attention: `row ${t} of AV`, memory: `q${subscript(t)}ᵀ S${subscript(t)}`,
-    written: `S${subscript(t)}`, keys: `z${subscript(t)}`,
-  });
-  const cellHeight = 24, gap = 22;
-  const tall = () => 26 + 6 * gap + 7 * cellHeight + 10;
+  const height = 24, gap = 24, head = 24, middle = 10;  // pixels; between both halves is more room
+  const tall = head + 5 * gap + 6 * height + middle + 24;
   const paint = width => {
-    const t = steps.value, shapes = [];
-    const left = width > 540 ? 160 : 0, column = (width - left) / (N + 1), cell = Math.min(46, (column - 4) / 2);
-    const center = j => left + (j + 0.5) * column;
-    const block = (matrix, middle, y, color, name) => {
-      const wide = matrix[0].length * cell;
-      matrix.forEach((row, i) => row.forEach((x, m) => {
-        const at = {x: middle - wide / 2 + m * cell, y: y + i * cellHeight}, text = fit(x);
-        const squeezed = text.length * 7.7 > cell - 2 ? {textLength: cell - 4, lengthAdjust: "spacingAndGlyphs"} : {};
-        shapes.push(
-          ["rect", {...at, width: cell, height: cellHeight, class: `pale ${color}`}],
-          ["text", {
-            x: at.x + cell / 2, y: at.y + 16, class: "middle small", "data-name": `${name}-${i}-${m}`, ...squeezed}, text]);
-      }));
-    };
+    const t = steps.value, shapes = [], left = 18, column = (width - left) / (N + 2), cell = Math.min(46, (column - 4) / 2);
+    const center = j => left + (j + 1.5) * column;
+    const block = (matrix, at, y, color, name) => shapes.push(
+      ...cells(matrix, {x: at - matrix[0].length * cell / 2, y, cell, height, color, text: fit, name}));
+    // Down the left side the way that attention goes, and up it the way of memory.
+    const way = (from, to, color, words, y) => shapes.push(
+      ["path", {class: `line ${color}`, d: `M 6 ${from} V ${to} m -4 ${from < to ? -6 : 6} l 4 ${from < to ? 6 : -6} l 4 ${from < to ? -6 : 6}`}],
+      ["text", {x: 0, y, class: `bold ${color}`}, words]);
     for (const j of tokens)
-      shapes.push(["text", {x: center(j), y: 14, class: `middle ${j < t ? "bold" : "quiet"}`}, `token ${j + 1}`]);
+      shapes.push(["text", {x: center(j), y: 14, class: `middle ${j < t ? "bold" : "quiet"}`}, width > 500 ? `token ${j + 1}` : j + 1]);
     shapes.push(["text", {x: center(N), y: 14, class: "middle bold"}, "sum"]);
-    let y = 20;
-    for (const {name, color, label, each, all} of bands(t)) {
+    let y = head, meet;
+    for (const {name, color, label, q, each, all, sum, rows} of bands(t)) {
+      if (name === "memory") [meet, y] = [y + middle / 2, y + middle];
       y += gap;
-      const height = (name === "written" ? 2 : 1) * cellHeight;
-      shapes.push(["text", left ? {x: 0, y: y + height / 2 + 5, class: "quiet"} : {x: 2, y: y - 5, class: "quiet small"}, label]);
+      shapes.push(["text", {x: left, y: y - 6, class: "quiet small"}, label]);
+      if (q) block(q, center(-1), y + (rows - 1) * height / 2, "pink", `${name}-query`);
       for (const j of tokens)
         if (j < t) block(each(j), center(j), y, color, `${name}-${j + 1}`);
-        else shapes.push(["rect", {x: center(j) - cell, y, width: 2 * cell, height, class: "gray pale", "stroke-width": 0}]);
+        else shapes.push(["rect", {x: center(j) - cell, y, width: 2 * cell, height: rows * height, class: "gray pale lit"}]);
       if (all) {
         block(all, center(N), y, color, `${name}-sum`);
-        shapes.push(["text", {x: Math.min(center(N), width - 40), y: y - 5, class: "middle quiet small"}, sums(t)[name]]);
+        shapes.push(["text", {x: Math.min(center(N), width - 36), y: y - 6, class: "middle quiet small"}, sum]);
       }
-      y += height;
+      y += rows * height;
     }
+    way(head, meet - 2, "vermilion", "attention", 14);
+    way(y + 4, meet + 6, "blue", "memory", y + 18);
     const {output} = compute(t);
-    return {shapes, label: `The terms of output ${t}, for each token twice. Row ${t} of the matrix times the values ` +
-      `sums to ${fitted(output.attention)}, the query reads ${fitted(output.memory)} from the state.`};
+    return {shapes, label: `The terms of output ${t}, for each token twice. From the top: row ${t} of the matrix times the values `
+      + `sums to ${fitted(output.attention)}. From the bottom: the query reads ${fitted(output.memory)} from the state.`};
   };
-  ui.drawing("terms", {height: tall, paint});
-  ui.sentence();
-  const ends = ui.row();
+  const drawing = picture.drawing("terms", {height: tall, paint});
+
+  const normalized = ui.fold("Divided by the sum of the weights"), ends = normalized.row();
   const end = (way, heading, divisor) => {
     const side = ends.group(heading);
     return {
@@ -122,19 +122,20 @@ explorable("fig-two-ways", "Choose t, and type queries, keys and values: both wa
     };
   };
   const both = {
-    attention: end("attention", "Attention, normalized", "sum of row t of A"),
-    memory: end("memory", "Memory, normalized", "qₜ · zₜ"),
+    attention: end("attention", "Attention", "sum of row t of A"),
+    memory: end("memory", "Memory", "qₜ · zₜ"),
   };
+  const remark = normalized.text("");
   ui.startAgain();
 
-  const remark = ({output, divisor, weights}) => {
+  const meaning = ({output, divisor, weights}) => {
     if (divisor.memory === 0 && divisor.attention === 0)
       return "The weights sum to 0: there is nothing to divide by, and the normalized output is set to 0.";
     if (Math.abs(divisor.memory) < 1e-9 * sum(weights.map(Math.abs)))
       return "The weights sum to 0 but for rounding errors: the normalized output means nothing.";
     if (Math.min(...weights) < 0)
       return "Some weights are negative, so the normalized output is no mean of the values.";
-    return `Divided by the sum of the weights, ${fitted(divide(output.memory, divisor.memory))} is a weighted mean of the values so far.`;
+    return `${fitted(divide(output.memory, divisor.memory))} is a weighted mean of the values so far.`;
   };
 
   ui.redraw(() => {
@@ -147,7 +148,8 @@ explorable("fig-two-ways", "Choose t, and type queries, keys and values: both wa
       both[way].divisor.show(fit(divisor[way]));
       both[way].normalized.show(fitted(divide(output[way], divisor[way])));
     }
-    ui.say(`${fitted(output.attention)} by row ${t} of the matrix, ${fitted(output.memory)} by the state ` +
-      `S${subscript(t)}. ${remark(found)}`);
+    remark.show(meaning(found));
+    ui.say(`Row ${t} of the matrix weighs ${several(t, "value")}: ${fitted(output.attention)}. `
+      + `The query reads ${fitted(output.memory)} from one state, S${subscript(t)}.`);
   });
 });
