@@ -121,8 +121,9 @@ def matrix_equation(
         else:
             draw_matrix(axes, part[1], title=f"${part[0]}$", digits=digits)
         left += width + gap
+    height, width = shapes[-1] or (0, 0)
     for i, name in enumerate(rows):
-        axes.text(shape[1] - 0.4, i, name, va="center", fontsize=10)
+        axes.text(width - 0.4, i, name, va="center", fontsize=10)
     for j, name in enumerate(columns):
-        axes.text(j, shape[0] - 0.4, name, ha="center", va="top", fontsize=10)
+        axes.text(j, height - 0.4, name, ha="center", va="top", fontsize=10)
     return figure
