@@ -13,6 +13,7 @@ FORMULA = "The formula"
 SCALE = "Why the scores are divided by √D"
 LARGEST = "Why the largest score is subtracted"
 MASK = "Looking back only: the causal mask"
+HEADS = "Two questions need two heads"
 
 # --- By hand -----------------------------------------------------------------------------------
 
@@ -173,4 +174,46 @@ repair.mistakes(
         FORMULA,
     ),
     (lambda a: divided(np.tril(a, k=-1)), STRICT),
+)
+
+# --- The weaker noun ---------------------------------------------------------------------------
+
+WEAKER = Exercise("ex-softmax-weaker", CHAPTER)
+
+
+def numbers_and_shares(rng, N):
+    """What values of nouns add to the numbers of words, and the two shares."""
+    a, b = rng.uniform(0.5, 1), rng.uniform(0.1, 0.4)
+    return rng.standard_normal((N + 3, N + 3)), a, b
+
+
+def leads_of(f, a, b, pairs=None, others=None):
+    """Both sums, with other factors where a mistake has them."""
+    n, T = len(f), np.trace(f)
+    O = f.sum() - T  # noqa: E741
+    pairs = n - 1 if pairs is None else pairs
+    others = n - 2 if others is None else others
+    return np.array([(a - b) * (O - pairs * T), others * b * (pairs * T - O)])
+
+
+@WEAKER.function(HEADS, inputs=numbers_and_shares, unit="")
+def leads(f, a, b):
+    return leads_of(f, a, b)
+
+
+leads.mistakes(
+    (lambda f, a, b: -leads_of(f, a, b), "These are the sums by which y falls behind."),
+    (
+        lambda f, a, b: leads_of(f, a, b, others=1),
+        "The second sum has one w for each pair. Each pair leaves n − 2 of them.",
+    ),
+    (
+        lambda f, a, b: leads_of(f, a, b, pairs=1),
+        "A noun is meant in n − 1 pairs and not meant in n − 1: entries of the diagonal occur more "
+        "than once.",
+    ),
+    (
+        lambda f, a, b: leads_of(f, b, a),
+        "The shares are exchanged: a belongs to the noun that was meant, x.",
+    ),
 )

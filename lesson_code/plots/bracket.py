@@ -48,7 +48,7 @@ def _row(axes, parts, y, N):
             write(axes, center, y, name, fontsize=13)
         else:
             write(axes, center, top + gap_above, name, va="bottom", fontsize=13)
-        below = {"va": "top", "fontsize": 10, "color": GRAY}
+        below = {"va": "top", "fontsize": 11, "color": GRAY}
         write(axes, center, y - rows / 2 - gap_above, f"{rows}×{columns}", **below)
         x += columns + gap
     return x
@@ -80,13 +80,13 @@ def gain(N: Sequence[int], measured: Sequence[float], counted: Sequence[float]) 
     height = 3.3
     figure, ((axes,),) = new_figure(height=height)
     axes.axhline(1, color=GRAY, linestyle=":", linewidth=1.4)
-    axes.plot(N, counted, label="operations", **look(1, marker=None))
+    axes.plot(N, counted, label="operations", **look(2, marker=None))
     axes.plot(N, measured, label="time", **look(0))
     axes.set(xscale="log", yscale="log", xlabel="tokens N", ylabel="matrix / state")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     name_lines(axes, axes.get_lines()[1:], height)
-    right = {"ha": "right", "color": GRAY, "fontsize": 10}
+    right = {"ha": "right", "color": GRAY, "fontsize": 12}
     beside(axes, "above: the state is faster", (N[-1], 1), (0, 5), va="bottom", **right)
     beside(axes, "below: the matrix is faster", (N[-1], 1), (0, -6), va="top", **right)
     return figure

@@ -88,25 +88,32 @@ def matrix_rows(
 
 @drawing
 def matrix_equation(
-    *parts: tuple[str, ArrayLike] | str, digits: int = 2, cell: float = 0.5
+    *parts: tuple[str, ArrayLike] | str,
+    digits: int = 2,
+    cell: float = 0.5,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> BookFigure:
     """Draw matrices and the signs between them: ("Q", Q), "+", ("K", K), "=", ("Q + K", Q + K).
 
     Every matrix is drawn to the same scale, `cell` inches to an entry, so that shapes can be
-    compared by eye. Names are set as mathematics.
+    compared by eye. Names are set as mathematics. rows and columns name those of the last matrix,
+    on its right and below it.
     """
     shapes = [None if isinstance(part, str) else np.atleast_2d(part[1]).shape for part in parts]
     widths = [0.45 if shape is None else max(shape[1] * cell, 0.45) for shape in shapes]
     tallest = max(shape[0] for shape in shapes if shape) * cell
     gap = 0.12
     total = sum(widths) + gap * (len(parts) - 1)
-    full = tallest + 0.45  # with the names above
+    right = 0.1 * max((len(name) for name in rows), default=0)
+    below = 0.3 if columns else 0.0
+    total, full = total + right, tallest + 0.45 + below  # with the names above
     figure = BookFigure(figsize=(total, full))
     left = 0.0
     for part, shape, width in zip(parts, shapes, widths, strict=True):
         height = tallest if shape is None else shape[0] * cell
         axes = figure.add_axes(
-            (left / total, (tallest - height) / 2 / full, width / total, height / full)
+            (left / total, (below + (tallest - height) / 2) / full, width / total, height / full)
         )
         if shape is None:
             axes.set_axis_off()
@@ -114,4 +121,9 @@ def matrix_equation(
         else:
             draw_matrix(axes, part[1], title=f"${part[0]}$", digits=digits)
         left += width + gap
+    height, width = shapes[-1] or (0, 0)
+    for i, name in enumerate(rows):
+        axes.text(width - 0.4, i, name, va="center", fontsize=10)
+    for j, name in enumerate(columns):
+        axes.text(j, height - 0.4, name, ha="center", va="top", fontsize=10)
     return figure

@@ -18,45 +18,43 @@ from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 @drawing
 def words_and_weights(
-    rows: Sequence[tuple[Sequence[str], NDArray]], names: Sequence[str] = ()
+    columns: Sequence[tuple[Sequence[str], NDArray]], names: Sequence[str] = ()
 ) -> BookFigure:
-    """Sentences, one above the other, and how much their last words take from each word.
+    """Sentences, one beside the other, and how much their last words take from each word.
 
-    A row has the words and their weights; the first sentence stands on top. Curves from the last
-    word are as thick as the weights, and so are the words' grounds dark; weights of 0.05 and more
-    are written below. names stand before the rows.
+    A column has the words, from top to bottom, and their weights. Curves from the last word are as
+    thick as the weights, and so are the words' grounds dark; weights of 0.05 and more are written
+    on the left. names stand above the columns.
     """
-    figure, axes = canvas(6.4, 1.25 * len(rows) + 0.1, unit=1)
-    axes.set_aspect("auto")
-    size, gap, above, below = 11, 7, 66, 24
-    left = max((width_of(name, size) + 2 * gap for name in names), default=0)
-    right = 0.0
-    for row, (words, weights) in enumerate(rows):
-        y = -(above + below + size) * row
-        x, middles = left, []
-        for word in words:
-            width = width_of(word, size)
-            middles.append(x + width / 2)
-            x += width + gap
-        right = max(right, x)
+    size, step, gap, numbers, above = 14, 22, 26, 46, 30 if names else 8
+    words_wide = max(width_of(word, size) for words, _ in columns for word in words)
+    longest = max(len(words) for words, _ in columns)
+    reach = 84
+    pitch = numbers + words_wide + reach + gap
+    wide, high = pitch * len(columns) - gap, above + step * longest
+    figure, axes = canvas(wide / 72, high / 72, unit=1)
+    for column, (words, weights) in enumerate(columns):
+        right = pitch * column + numbers + words_wide
+        asking = (len(words) - 1) * step
         if names:
-            write(axes, 0, y, names[row], ha="left", size=size, weight="bold")
-        asking = middles[-1]
-        for word, middle, weight in zip(words, middles, weights, strict=True):
-            ground = POSITIVE(0.4 * weight)
-            edge = INK if middle == asking else "none"
-            style = {"facecolor": ground, "edgecolor": edge, "boxstyle": "square,pad=0.16"}
-            write(axes, middle, y, word, size=size, bbox=style)
+            style = {"ha": "right", "size": size, "weight": "bold"}
+            write(axes, right, -step - 6, names[column], **style)
+        for i, (word, weight) in enumerate(zip(words, weights, strict=True)):
+            y = i * step
+            edge = INK if i == len(words) - 1 else "none"
+            ground = {"facecolor": POSITIVE(0.4 * weight), "edgecolor": edge}
+            ground["boxstyle"] = "square,pad=0.16"
+            write(axes, right, y, word, size=size, ha="right", bbox=ground)
             if weight >= 0.05:
-                write(axes, middle, y - 18, f"{weight:.2f}", color=BLUE, weight="bold")
-            if weight >= 0.01 and middle != asking:
-                top = y + size + 1.15 * above * min(1, (asking - middle) / 260)
-                ends = (asking, y + size), (asking, top), (middle, top), (middle, y + size)
+                style = {"color": BLUE, "weight": "bold", "ha": "left", "size": size - 1}
+                write(axes, right - words_wide - numbers, y, f"{weight:.2f}", **style)
+            if weight >= 0.01 and y != asking:
+                start, depth = right + 5, 1.2 * reach * min(1, 0.3 + (asking - y) / 260)
+                ends = (start, asking), (start + depth, asking), (start + depth, y), (start, y)
                 codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
                 line = {"edgecolor": BLUE, "linewidth": 6 * weight, "capstyle": "butt"}
                 axes.add_patch(PathPatch(Path(ends, codes), facecolor="none", **line))
-    lowest = -(above + below + size) * (len(rows) - 1) - below
-    axes.set(xlim=(-6, right), ylim=(lowest, above + 2 * size))
+    axes.set(xlim=(-4, wide), ylim=(step * (longest - 0.5), -step / 2 - above + 8))
     return figure
 
 
@@ -66,13 +64,16 @@ def width_of(text: str, size: float) -> float:
 
 
 @drawing
-def weights_side_by_side(q: NDArray, k: NDArray) -> BookFigure:
-    """The attention weights of q and k without and with the causal mask."""
-    figure, ((left, right),) = new_figure(2, width=5.2, height=2.6)
+def weights_side_by_side(q: NDArray, k: NDArray, names: Sequence[str]) -> BookFigure:
+    """The attention weights of q and k without and with the causal mask, for tokens with names."""
+    figure, ((left, right),) = new_figure(2, width=5.6, height=3.4)
     draw_matrix(left, attention_weights(q, k), title="every position", limit=1)
     draw_causal(right, attention_weights(q, k, causal=True), title="causal", limit=1)
     for axes in (left, right):
-        axes.set(xlabel="key $j$", ylabel="query $i$")
+        axes.set(xlabel="key $j$", xticks=range(len(names)), xticklabels=names)
+        axes.tick_params(labelbottom=True, labelsize=11)
+    left.set(ylabel="query $i$", yticks=range(len(names)), yticklabels=names)
+    left.tick_params(labelleft=True)
     return figure
 
 

@@ -80,3 +80,11 @@ def test_a_matrix_equation_draws_every_matrix_to_scale() -> None:
     boxes = [axes.get_position() for axes in figure.axes if axes.images]
     assert boxes[1].width == pytest.approx(2 * boxes[0].width)
     assert boxes[1].height == pytest.approx(boxes[0].height)
+
+
+def test_rows_and_columns_of_the_last_matrix_have_names() -> None:
+    named = {"rows": ("red", "round"), "columns": ("a", "b", "c")}
+    axes = plots.matrix_equation(("A", np.eye(2)), "=", ("B", np.ones((2, 3))), **named).axes[-1]
+    at = {text.get_text(): text.get_position() for text in axes.texts}
+    assert [at[name][1] for name in named["rows"]] == [0, 1]
+    assert [at[name][0] for name in named["columns"]] == [0, 1, 2]
