@@ -280,7 +280,7 @@ def test_what_has_no_equation_has_the_chapter_that_uses_it_first(site: Path) -> 
         ("lesson_code.checks.check_causal", "01_softmax_attention.html#ch-softmax"),
         ("lesson_code.measure.seconds", "08_causal_scans.html#ch-scans"),
         ("lesson_code.data.tasks.in_context_regression", "27_recall.html#ch-recall"),
-        ("lesson_code.numpy.identity", "03_outer_product_memory.html#ch-memory"),
+        ("lesson_code.numpy.identity", "06_random_features.html#ch-random-features"),
     ):
         box = api[function].find_parent("dl").select_one(".in-the-book")
         assert [a["href"] for a in box("a")] == [chapter]
