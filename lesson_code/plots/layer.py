@@ -105,12 +105,12 @@ def model() -> BookFigure:
         "layer": "looks\nthings up",
         "logits": "a score for\neach word",
     }
-    pitch, half, rim = 1.36, 0.54, 0.95  # from box to box, half a box, from the outer ones to a word
+    pitch, half, rim = 1.36, 0.54, 0.95  # box to box, half a box, outer boxes to words
     figure, axes = canvas(6.4, 1.45, unit=1)
-    for i, (name, what) in enumerate(parts.items()):
+    for i, (text, what) in enumerate(parts.items()):
         x = pitch * i
         fill = pale.BLUE if i in (1, 2) else "white"
-        _box(axes, x, 0, name, fill, width=2 * half, height=0.6)
+        _box(axes, x, 0, text, fill, width=2 * half, height=0.6)
         write(axes, x, -0.42, what, va="top", color=GRAY, fontsize=10)
         start = x - pitch + half if i else -rim
         _line(axes, (start, 0), (x - half, 0), INK, head=True)
