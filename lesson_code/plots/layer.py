@@ -1,4 +1,4 @@
-"""Figures of the layer: its cell, two orders, three ways to decode, who is recalled, who sees."""
+"""Figures of the layer: cell, orders, model, three ways to decode, who is recalled, who sees."""
 
 from collections.abc import Mapping, Sequence
 
@@ -91,8 +91,34 @@ def two_orders(layers: int, tokens: int) -> BookFigure:
         for token in range(tokens):
             write(axes, token, -0.75, f"$x_{token + 1}$")
         axes.set(xlim=(-0.6, tokens - 0.4), ylim=(-1.0, layers - 0.4))
-        axes.set_title(f"{title}: {count} steps")
+        axes.set_title(title)
     left.text(-0.75, (layers - 1) / 2, "layers", ha="center", va="center", rotation=90)
+    return figure
+
+
+@drawing
+def model() -> BookFigure:
+    """The model of the tales: four parts in a row, from a word to a guess of the next one."""
+    parts = {
+        "embedding": "a vector\nfor each word",
+        "previous\nword": "adds the\nword before",
+        "layer": "looks\nthings up",
+        "logits": "a score for\neach word",
+    }
+    pitch, half, rim = 1.36, 0.54, 0.95  # box to box, half a box, outer boxes to words
+    figure, axes = canvas(6.4, 1.45, unit=1)
+    for i, (text, what) in enumerate(parts.items()):
+        x = pitch * i
+        fill = pale.BLUE if i in (1, 2) else "white"
+        _box(axes, x, 0, text, fill, width=2 * half, height=0.6)
+        write(axes, x, -0.42, what, va="top", color=GRAY, fontsize=10)
+        start = x - pitch + half if i else -rim
+        _line(axes, (start, 0), (x - half, 0), INK, head=True)
+    last = pitch * (len(parts) - 1)
+    _line(axes, (last + half, 0), (last + rim, 0), INK, head=True)
+    write(axes, -rim - 0.05, 0, "Ida", ha="right", fontstyle="italic")
+    write(axes, last + rim + 0.05, 0, "knits", ha="left", fontstyle="italic")
+    axes.set(xlim=(-1.4, last + 1.55), ylim=(-0.95, 0.4))
     return figure
 
 

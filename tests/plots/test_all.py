@@ -64,6 +64,7 @@ FIGURES = {
     "random_features.misplaced_weight": ([4, 16, 64], [0.5, 0.4, 0.3], {"a": (8, 0.2)}, 0.45),
     "layer.cell": (),
     "layer.two_orders": (3, 5),
+    "layer.model": (),
     "layer.three_ways": (K, V, {"Bytes kept after 1,000 tokens:": (0, 512_000, 16_640)}),
     "layer.by_people": ([(1, 2), (3, 4)], {"one": [[1, 0.9], [1, 0.8]], "two": [[0.5, 0.1]]}),
     "layer.who_sees_whom": ({"one": WEIGHTS, "other": 100 * WEIGHTS},),
