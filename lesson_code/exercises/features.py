@@ -13,7 +13,6 @@ CHAPTER = "Feature maps"
 POLYNOMIALS = "Polynomials: products between entries"
 TAYLOR = "Taylor: three terms of the exponential"
 HEDGEHOG = "A map that learns: Hedgehog"
-ENTRIES = "One entry at a time"
 
 # --- Monomials by hand -------------------------------------------------------------------------
 
@@ -135,37 +134,41 @@ MIRROR.value("ratio_biased", similarity_to_one(2, 5) / similarity_to_one(-2, 5),
     (similarity_to_one(-2, 5) / similarity_to_one(2, 5), "This is the other way round."),
 )
 
-# --- How sharp can it get? ---------------------------------------------------------------------
+# --- Weight on opposite keys -------------------------------------------------------------------
 
-CEILING = Exercise("ex-features-ceiling", CHAPTER)
-
-
-def positive_features(rng, N, leading=()):
-    return (rng.exponential(size=(*leading, N, 5)),)
+OPPOSITE = Exercise("ex-features-opposite", CHAPTER)
 
 
-@CEILING.function(ENTRIES, inputs=positive_features)
-def ceilings(features):
-    return fixed_rows(features).max(axis=-1)
+def similarities_and_scores(rng, N, leading=()):
+    return rng.exponential(size=(*leading, N, N)), 3 * rng.standard_normal((*leading, N, N))
 
 
-def fixed_rows(features):
-    """One for each feature, as columns: what a query mixes."""
-    return features / features.sum(axis=-2, keepdims=True)
+def share_on(chosen, A):
+    """Of each row's weight, among the keys up to the query."""
+    A = np.tril(A)
+    return (A * chosen).sum(axis=-1) / A.sum(axis=-1)
 
 
-ceilings.mistakes(
+@OPPOSITE.function(TAYLOR, inputs=similarities_and_scores)
+def opposite(A, s):
+    return share_on(s < -1, A)
+
+
+opposite.mistakes(
     (
-        lambda features: (features / features.sum(axis=-1, keepdims=True)).max(axis=-1),
-        "Each key is divided by the sum of its own features. The fixed rows of weights run over "
-        "the keys: one for each feature.",
+        lambda A, s: (A * (s < -1)).sum(axis=-1) / A.sum(axis=-1),
+        "This counts later keys, too. A letter sees itself and the letters before it.",
     ),
     (
-        lambda features: fixed_rows(features).mean(axis=-1),
-        "This is each key's weight under an even mixture. The most favorable query takes one row.",
+        lambda A, s: (np.tril(A) * (s < -1)).sum(axis=-1),
+        "These are similarities. Divide them by the sum of the row.",
     ),
     (
-        lambda features: fixed_rows(features).sum(axis=-1),
-        "This adds the C rows up. A mixture has proportions that sum to one.",
+        lambda A, s: share_on(s < 0, A),
+        "This takes all negative scores. The parabola turns at −1.",
+    ),
+    (
+        lambda A, s: share_on(s < -1, np.ones_like(A)),
+        "This is the share of the keys. Asked is the share of the weight.",
     ),
 )

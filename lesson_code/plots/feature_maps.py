@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from lesson_code.numpy import elu_plus_one, relu
 from lesson_code.plots.cells import arrow, write
 from lesson_code.plots.colors import BLUE, GREEN, INK, look
-from lesson_code.plots.lines import bars
+from lesson_code.plots.lines import bars, beside
 from lesson_code.plots.matrices import draw_causal
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
@@ -16,13 +16,12 @@ from lesson_code.plots.style import BookFigure, drawing, new_figure
 @drawing
 def heads_reading(weights: Mapping[str, ArrayLike], letters: str) -> BookFigure:
     """Causal weights (N, N) of each name over the letters that were read, in one scale of gray."""
-    figure, (panels,) = new_figure(len(weights), height=6.9 / len(weights) + 0.1)
+    figure, (panels,) = new_figure(len(weights), width=5.4, height=5.4 / len(weights) + 0.4)
     shown = ["\N{OPEN BOX}" if letter.isspace() else letter for letter in letters]
-    size = min(10, 330 / len(weights) / len(letters))
     for axes, (name, a) in zip(panels, weights.items(), strict=True):
         draw_causal(axes, a, numbers=False, title=name, limit=1)
-        axes.set_xticks(range(len(shown)), shown, fontsize=size)
-        axes.set_yticks(range(len(shown)), shown, fontsize=size)
+        axes.set_xticks(range(len(shown)), shown)
+        axes.set_yticks(range(len(shown)), shown)
         axes.tick_params(labelbottom=True, labelleft=True, pad=1)
         axes.set_xlabel("key")
     panels[0].set_ylabel("query")
@@ -46,6 +45,40 @@ def values_and_slopes(limit: float = 3) -> BookFigure:
         axes.set(xlabel="x", title=title)
     right.set_ylim(-0.08, 1.3)
     left.legend(loc="upper left")
+    return figure
+
+
+@drawing
+def trained_and_not(
+    maps: Mapping[str, tuple[Mapping[int, float], Mapping[int, float]]],
+) -> BookFigure:
+    """Divergence over the number of features of each map: untrained, and trained (or {}).
+
+    Untrained is hollow, trained is filled, and an arrow leads from one to the other where both
+    have as many features.
+    """
+    figure, ((axes,),) = new_figure(width=5.4, height=3.7)
+
+    def place(name: str, C: int) -> float:
+        """Maps of one width stand side by side."""
+        beside_it = [other for other, both in maps.items() if any(C in points for points in both)]
+        return C * 1.06 ** (beside_it.index(name) - (len(beside_it) - 1) / 2)
+
+    for index, (name, (untrained, trained)) in enumerate(maps.items()):
+        style = look(index, markersize=8)
+        places = [place(name, C) for C in trained]
+        axes.plot(places, list(trained.values()), **{**style, "linewidth": 1.4})
+        for C, height in untrained.items():
+            x = place(name, C)
+            axes.plot(x, height, **{**style, "markerfacecolor": "white", "linestyle": "none"})
+            beside(axes, name, (x, height), (8, 0), va="center", color=style["color"])
+            if C in trained:
+                arrow(axes, (x, height - 0.03), (x, trained[C] + 0.03), style["color"], linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([16, 32, 64, 128], ["16", "32", "64", "128"])
+    axes.set_xlim(13, 330)
+    axes.set_ylim(0, 1.1 * max(max(points.values()) for points, _ in maps.values()))
+    axes.set(xlabel="features C", ylabel="divergence from softmax")
     return figure
 
 
@@ -78,5 +111,6 @@ def plane_and_weights(q: ArrayLike, keys: ArrayLike, rows: Mapping[str, ArrayLik
         bars(axes, weights, width=0.7)
         axes.hlines(first, np.arange(len(tips)) - 0.42, np.arange(len(tips)) + 0.42, color=INK)
         axes.set_title(name, fontsize="medium")
-        axes.set_xticks(range(len(tips)), names)
+        axes.set_xticks(range(len(tips)), names, fontsize=13)
+    panels[len(rows) // 2, 1].set_ylabel("weight")
     return figure
