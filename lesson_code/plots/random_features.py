@@ -18,7 +18,7 @@ def misplaced_weight(
     others: Mapping[str, tuple[float, float]],
     level: float,
 ) -> BookFigure:
-    """Weight on wrong keys against the number of features: random ones as a line, others as marks.
+    """Weight on wrong letters against the number of features: random ones as a line, others as marks.
 
     others has for each name its number of features and its weight; level is that of equal weights.
     """
@@ -32,7 +32,7 @@ def misplaced_weight(
     for index, (name, at) in enumerate(others.items(), start=1):
         axes.plot(*at, **look(index, linestyle="none", markersize=8))
         beside(axes, name, at, (0, -16), ha="center", color=INK)
-    axes.set(xscale="log", xlabel="features C", ylabel="weight on wrong keys")
+    axes.set(xscale="log", xlabel="features C", ylabel="weight on wrong letters")
     axes.set_ylim(0, 1.08 * max(np.max(misplaced), level))
     return figure
 
@@ -65,6 +65,8 @@ def estimated_over_exact(
         axes.axhline(1, color=GRAY, linewidth=1.2)
         axes.plot(length, ratio, ".", color=VERMILION, markersize=4)
         axes.plot(along, median, color=BLUE, linestyle="--")
+        beside(axes, "mean of all draws", (0, 1), (2, 9), color=GRAY)
+        beside(axes, "median", (along[-1], median[-1]), (4, 0), color=BLUE, va="center")
         axes.set(yscale="log", ylim=(1e-3, 1e2), title=f"m = {m}", ylabel="estimate / exact")
     panels[-1, 0].set_xlabel(r"$|y| = |q + k| \,/\, D^{1/4}$")
     return figure
