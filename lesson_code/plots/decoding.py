@@ -18,7 +18,7 @@ def contexts(rows: Sequence[Mapping], names: Sequence[str]) -> BookFigure:
     number for each name. Where the seconds are None the step was not run, and the marker of its
     bytes is hollow.
     """
-    figure, ((seconds, kept),) = new_figure(2, height=3.9, sharex=True)
+    figure, ((seconds,), (kept,)) = new_figure(rows=2, height=6.4, sharex=True)
     handles = []
     for index, name in enumerate(names):
         line, points = look(index, marker=None), look(index, linestyle="none")
@@ -29,9 +29,10 @@ def contexts(rows: Sequence[Mapping], names: Sequence[str]) -> BookFigure:
         _plot(kept, run, "bytes", name, points)
         _plot(kept, not_run, "bytes", name, {**points, "markerfacecolor": "white"})
     for axes, title in ((seconds, "seconds of one step"), (kept, "bytes kept")):
-        axes.set(xscale="log", yscale="log", xlabel="context N", title=title)
+        axes.set(xscale="log", yscale="log", title=title)
         label_decades(axes.xaxis)
         label_decades(axes.yaxis)
+    kept.set_xlabel("context N")
     legend_below(figure, handles, names, ncols=3, handlelength=3)
     return figure
 
