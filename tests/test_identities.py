@@ -69,8 +69,8 @@ def test_a_linear_network_is_unrolled() -> None:
     f, W = normal(6, 3), normal(3, 3, seed=1)
     h = np.zeros(3)
     for t in range(6):
-        h = h @ W + f[t]
-        same(h, sum(f[j] @ np.linalg.matrix_power(W, t - j) for j in range(t + 1)))
+        h = W @ h + f[t]
+        same(h, sum(np.linalg.matrix_power(W, t - j) @ f[j] for j in range(t + 1)))
 
 
 def join(first: tuple, second: tuple) -> tuple:

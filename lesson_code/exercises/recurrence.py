@@ -13,9 +13,9 @@ RECURRENCE = "One small step per token"
 MASKED = "All positions at once"
 MEAN = "Different functions, and forms of one function"
 CHUNKS = "Between one token and all of them"
+HINGE = "Train in parallel, run step by step"
 UNROLLED = "Why a tanh RNN cannot do this"
 STEPS = "Linear steps make a linear step"
-HINGE = "Train in parallel, run step by step"
 
 # --- By hand -----------------------------------------------------------------------------------
 

@@ -104,9 +104,10 @@ def composed_steps(weight: float, inputs: Sequence[float], after: Sequence[int])
                 axes.plot(start, h, label=f"$t = {t}$", **style)
         axes.set(title=title, xlabel="$h_0$")
     left.set_ylabel("$h_t$")
-    right.set_ylim(-1.25, 1.25)
+    right.set_ylim(-1.3, 1.3)
     for limit in (-1, 1):
         right.axhline(limit, color=GRAY, linestyle="--", linewidth=1, zorder=1)
+    beside(right, "limits of one step", (-3, 1), (0, 5), color=GRAY, fontsize=10)
     low, high = np.tanh(np.array([-weight, weight]) + inputs[1])
     note = {"ha": "right", "fontsize": 10, "color": look(1)["color"]}
     beside(right, f"{high:.2f}", (3, high), (0, -13), **note)
@@ -128,7 +129,7 @@ def between(N: int, sizes: Sequence[int]) -> BookFigure:
         for start in range(L, N, L):
             height = min(L, N - start)
             rectangle(axes, x, start, start, height, pale.BLUE, BLUE, linewidth=1.4)
-            write(axes, x + start / 2, start + height / 2, f"$S_{start}$", fontsize=10)
+            write(axes, x + start / 2, start + height / 2, f"$S_{start}$", fontsize=11)
         rectangle(axes, x, 0, N, N, "none", "#b5b5b5", linewidth=0.8)
         write(axes, x + N / 2, -1.4, f"$L = {L}$")
         write(axes, x + N / 2, -0.5, r"keys $\rightarrow$", fontsize=10)
