@@ -224,7 +224,7 @@ BINARY.value("pairs", PAIRS, LOUD, "how many pairs, at most 1 wrong sign in 100,
     (pairs_at_one_percent(all_are_noise), ALL_ARE_NOISE),
 )
 
-# --- Taking a note off the board ---------------------------------------------------------------
+# --- Taking a fact out again ------------------------------------------------------------------
 
 ERASE = Exercise("ex-memory-erase", CHAPTER)
 

@@ -7,12 +7,12 @@ from matplotlib.axis import Axis
 from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots.cells import arrow
-from lesson_code.plots.colors import BLUE, GRAY, PINK, VERMILION, look
-from lesson_code.plots.lines import beside, curves
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, VERMILION, look
+from lesson_code.plots.lines import beside
 from lesson_code.plots.matrices import matrix_rows
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
-TOKEN_COLORS = (BLUE, PINK, VERMILION)
+TOKEN_COLORS = (BLUE, GREEN, VERMILION)
 
 
 @drawing
@@ -96,14 +96,50 @@ def capacity(pairs: ArrayLike, measured: Mapping[int, ArrayLike]) -> BookFigure:
 
 
 @drawing
-def retrieval(load: ArrayLike, wrong: Mapping[int, ArrayLike]) -> BookFigure:
-    """How often the nearest value is the wrong one, for each width D, against the load n / D."""
-    lines = {f"D = {D}": shares for D, shares in wrong.items()}
-    marks = [(1, "n = D")]
-    figure = curves(load, lines, xlabel="pairs stored, n / D", ylabel="share wrong", marks=marks)
-    (axes,) = figure.axes
-    axes.set_xscale("log")
-    plain_ticks(axes.xaxis, np.asarray(load))
+def overlaps(products: Mapping[int, ArrayLike]) -> BookFigure:
+    """Histograms of the dot products of unit keys, one panel for each width D."""
+    figure, axes = new_figure(1, len(products), width=5.4, height=3.6, sharex=True)
+    bins = np.linspace(-1, 1, 101)
+    for (panel,), (D, dots) in zip(axes, products.items(), strict=True):
+        dots = np.asarray(dots)
+        panel.hist(dots, bins, density=True, color="#9ecae8", edgecolor=BLUE, linewidth=0.4)
+        for x, text in ((0.01, f"$D = {D}$"), (0.99, f"spread {np.sqrt(np.mean(dots**2)):.2f}")):
+            ha = "left" if x < 0.5 else "right"
+            panel.text(x, 0.85, text, transform=panel.transAxes, va="top", ha=ha)
+        panel.set(xlim=(-1, 1), yticks=[])
+        panel.grid(visible=False, axis="y")
+    panel.set_xlabel("dot product of two random unit keys")
+    return figure
+
+
+@drawing
+def retrieval(
+    load: ArrayLike,
+    wrong: Mapping[int, ArrayLike],
+    vocabulary: tuple[ArrayLike, ArrayLike],
+) -> BookFigure:
+    """How often the nearest value is the wrong one, for each width D, against the load n / D.
+
+    vocabulary holds loads and shares for D = 64 when the choice is among 10,000. Shares below one
+    in a thousand are left out.
+    """
+    lines = [(load, shares, f"$D = {D}$", "left") for D, shares in wrong.items()]
+    lines.append((*vocabulary, "$D = 64$,\nof 10,000", "right"))
+    figure, ((axes,),) = new_figure(height=3.8)
+    for share in (0.01, 0.1):
+        axes.axhline(share, color=GRAY, linestyle="--", linewidth=1)
+    for index, (x, y, name, side) in enumerate(lines):
+        shown = np.asarray(y) >= 1e-3
+        x, y = np.asarray(x)[shown], np.asarray(y)[shown]
+        style = look(index, markersize=5)
+        axes.plot(x, y, **style)
+        at_end = {"color": style["color"], "ha": side, "va": "center"}
+        beside(axes, name, (x[0], y[0]), (8 if side == "left" else -6, -4), **at_end)
+    axes.set(xscale="log", yscale="log", ylim=(1e-3, 1.2))
+    axes.set(xlabel="pairs stored, $n / D$", ylabel="share of wrong choices")
+    plain_ticks(axes.xaxis, 2.0 ** np.arange(-2, 5))
+    axes.yaxis.set_ticks([0.001, 0.01, 0.1, 1], ["0.1%", "1%", "10%", "100%"])
+    axes.yaxis.set_ticks([], minor=True)
     return figure
 
 
