@@ -78,7 +78,7 @@ def _cause_in_time(a, b, tolerance):
     if zero[0]:
         until = zero.index(False) if False in zero else N
         return (
-            f"{_positions(0, until)} zero: no token is seen there, not even the own one. Does the "
+            f"{_positions(0, until)} zero: no token is seen there, not even itself. Does the "
             "mask keep the diagonal (j <= t); is the memory read after the write; is the own chunk "
             "included?"
         )

@@ -14,7 +14,7 @@ CHAPTER = "Causal scans"
 CHUNKS = "Chunks"
 BACKWARD = "The backward pass"
 FIRST_VALUE = "Who has read the first value?"
-TWO_SCANS = "Three gradients, two scans"
+TWO_LOOPS = "Three gradients, two loops"
 NORMALIZER = "The normalizer's path"
 KEPT = "What autograd would have kept"
 
@@ -63,7 +63,7 @@ HAND.value(
         FIRST_VALUE,
     ),
 )
-HAND.value("dv", K @ DS, TWO_SCANS, "three rows of two numbers").mistakes(
+HAND.value("dv", K @ DS, TWO_LOOPS, "three rows of two numbers").mistakes(
     (
         LAST * (K @ DS),
         "Tokens 1 and 2 get nothing. Their values are in the state that query 3 reads: the "
@@ -263,7 +263,7 @@ CHECKPOINTS.value("passes", 2, KEPT, "how many forward passes in place of one").
 REVERSE = Exercise("ex-scans-reverse", CHAPTER)
 S_2 = np.float32(1) + np.float32(2**25)
 
-REVERSE.value("dq_1", S_2 - np.float32(2**25), TWO_SCANS, "a number, as float32 gives it").mistakes(
+REVERSE.value("dq_1", S_2 - np.float32(2**25), TWO_LOOPS, "a number, as float32 gives it").mistakes(
     (
         1,
         "That is what exact arithmetic gives. How far apart are neighboring float32 numbers at "
@@ -277,7 +277,7 @@ REVERSE.value("dq_1", S_2 - np.float32(2**25), TWO_SCANS, "a number, as float32 
 REVERSE.value(
     "growth",
     0.9**-400,
-    TWO_SCANS,
+    TWO_LOOPS,
     "the factor by which an error grows on the way back",
     tolerance=0.02,
 ).mistakes(

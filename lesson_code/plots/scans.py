@@ -93,23 +93,23 @@ def orders(N: int, L: int, steps: int) -> BookFigure:
         "chunkwise": t // L + 1,
     }
     weights = {"masked": np.full((N, N), True), "chunkwise": t // L == i // L}
-    width = 7.2
-    figure, axes = canvas(width, width * (N + 3.2) / (4 * N + 6.4), unit=1)
+    columns, rows = 2 * N + 2.4, 2 * N + 6.6
+    figure, axes = canvas(columns, rows, unit=4.6 / columns)
     for place, (name, step) in enumerate(step_of.items()):
-        x = place * (N + 2)
+        x, y = place % 2 * (N + 2), place // 2 * (N + 3.4)
         formed = weights.get(name, np.full((N, N), False))
-        write(axes, x, -0.7, name, ha="left", fontweight="bold")
+        write(axes, x, y - 0.7, name, ha="left", fontweight="bold")
         for a, b in np.argwhere((i <= t) | formed):
             fill = "white"
             if step[a, b] <= steps:
                 early, now = (pale.VERMILION, VERMILION) if formed[a, b] else (pale.BLUE, BLUE)
                 fill = "#dddddd" if b > a else now if step[a, b] == steps else early
             if b <= a or fill != "white":
-                rectangle(axes, x + b, a, 1, 1, fill, "#b5b5b5", linewidth=0.6)
+                rectangle(axes, x + b, y + a, 1, 1, fill, "#b5b5b5", linewidth=0.6)
         last = int(step[-1].max())
         done = f"{min(steps, last)} of {last} step{'s' * (last > 1)}"
-        write(axes, x, N + 0.9, done, ha="left", color=GRAY)
-    axes.set(xlim=(-0.2, 4 * N + 6.2), ylim=(N + 1.6, -1.6))
+        write(axes, x, y + N + 0.9, done, ha="left", color=GRAY)
+    axes.set(xlim=(-0.2, 2 * N + 2.2), ylim=(2 * N + 5, -1.6))
     return figure
 
 

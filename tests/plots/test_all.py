@@ -125,7 +125,6 @@ FIGURES = {
     "machines.prediction": (SENT,),
     "machines.durations": (TIMES,),
 }
-WIDER = {"scans.orders": 7.2}  # four matrices side by side
 LABELS = {"xlabel": "N", "ylabel": "numbers"}
 every_figure = pytest.mark.parametrize("name", FIGURES)
 
@@ -164,7 +163,7 @@ def test_the_same_figure_is_the_same_bytes(name: str) -> None:
 @every_figure
 def test_a_phone_can_show_it(name: str) -> None:
     width = figure_of(name).get_figwidth()
-    assert width <= WIDER.get(name, 6.4)
+    assert width <= 6.4
     smallest = min((text.get_fontsize() for text in texts_of(name)), default=11)
     assert smallest * 350 / (width * 72) > 7
 
