@@ -28,7 +28,7 @@ def side_by_side(
     is a finite number.
     """
     figure, (axes,) = new_figure(len(panels), height=3.5, sharex=True, sharey=True)
-    draw_panels(figure, axes, panels, ylabel, marks or {})
+    draw_panels(figure, list(axes), panels, ylabel, marks or {})
     for panel in axes:
         panel.set_xlabel(xlabel)
     return figure
@@ -45,7 +45,7 @@ def one_above_the_other(
     """The same with the panels below each other, narrow enough for a phone."""
     height = 2.6 * len(panels) + 0.6
     figure, grid = new_figure(1, len(panels), width=NARROW, height=height, sharex=True, sharey=True)
-    draw_panels(figure, grid[:, 0], panels, ylabel, marks or {})
+    draw_panels(figure, list(grid[:, 0]), panels, ylabel, marks or {})
     for panel in grid[:, 0]:
         panel.set_ylabel(ylabel)
     grid[-1, 0].set_xlabel(xlabel)
