@@ -52,6 +52,7 @@ tidy: .venv/ready  ## put the notebooks into the form in which they are committe
 # Writes the measurements that the book quotes; takes some minutes on a machine that does nothing else.
 bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/causal.py
+	"$(BIN)"/python benchmarks/habits.py
 	"$(BIN)"/python benchmarks/crossings.py
 	"$(BIN)"/python benchmarks/decoding.py
 	"$(BIN)"/python benchmarks/bracket.py

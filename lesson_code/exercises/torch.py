@@ -11,7 +11,7 @@ CHAPTER = "Which is faster on your machine?"
 TILES = "Softmax without the matrix"
 HABITS = "Six habits"
 CROSSING = "Where the lines cross"
-DOUBLING = "Why time doubles when N doubles"
+DOUBLING = "The slopes"
 RATES = "Operations per second"
 
 # --- A crossing --------------------------------------------------------------------------------
@@ -69,6 +69,12 @@ HAND.value("on_gpu", FASTER * equal_rates(64), RATES, "the N at which the lines 
     (equal_rates(64) / FASTER, "The quotient is upside down: a faster softmax wins for longer."),
     (FASTER * equal_rates(64, skipped=0), "A causal kernel for softmax skips half of its work."),
     (FASTER * 2 * (64 + 1), "The products inside the chunks are missing."),
+)
+
+HAND.value("encoder", FASTER * (64 + 1), RATES, "the N of the crossing without a mask").mistakes(
+    (FASTER * 2 * (64 + 1), "Without a mask softmax computes the whole matrix."),
+    (FASTER * equal_rates(64), "Without a mask nothing is skipped, and no chunks are needed."),
+    (64 + 1, "This is the crossing at equal rates. Softmax has the higher one here."),
 )
 
 # --- Merging two parts -------------------------------------------------------------------------
