@@ -62,13 +62,42 @@ def _number_line(axes: Axes, digits: int, start: int, stop: int, stuck: int, tit
     tie, back = (stuck + 1, 0.1), (stuck, 0.34)
     arrow(axes, tie, back, VERMILION, gap=0, connectionstyle="arc3,rad=0.5")
     write(axes, stuck + 1, 0.5, f"{stuck} + 1 becomes {stuck}", color=VERMILION, ha="left")
-    step = 1 if digits < 5 else 2
-    axes.set(xlim=(start - 0.6, stop + 0.6), ylim=(-0.5, 0.8), xticks=range(start, stop + 1, step))
+    labeled = (
+        [*range(start, stuck), *range(stuck, stop + 1, 2)]
+        if digits < 5
+        else range(start, stop + 1, 2)
+    )
+    axes.set(xlim=(start - 0.6, stop + 0.6), ylim=(-0.5, 0.8), xticks=labeled)
     axes.set_yticks([])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     write(axes, start - 0.3, 0.5, title, color=BLUE, ha="left")
+
+
+@drawing
+def stored_state(tokens: float, states: Mapping[str, ArrayLike]) -> BookFigure:
+    """An entry of a state after each piece of so many tokens, both counted in thousands.
+
+    Dotted levels are the powers of two at which the floats of bfloat16 get sparser: above them
+    they are twice as far apart.
+    """
+    height = 3.2
+    figure, ((axes,),) = new_figure(height=height)
+    for index, (name, values) in enumerate(states.items()):
+        values = np.asarray(values, dtype=float)
+        count = tokens * np.arange(1, len(values) + 1)
+        axes.plot(count, values, label=name, **look(index, marker=None))
+    lines = list(axes.get_lines())
+    axes.set(xlabel="thousands of tokens", ylabel="entry of S, in thousands")
+    axes.set(xlim=(0, None), ylim=(0, None))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    for power in (17, 18, 19):
+        axes.axhline(2**power / 1000, color=GRAY, linestyle=":", linewidth=1.2)
+        beside(axes, f"$2^{{{power}}}$", (5, 2**power / 1000), (0, 2), color=GRAY, fontsize=11)
+    name_lines(axes, lines, height)
+    return figure
 
 
 @drawing
@@ -83,7 +112,7 @@ def errors_by_size(size: ArrayLike, error: ArrayLike, tolerance: float) -> BookF
         axes.plot(size[shown] / largest, relative[shown], ".", color=BLUE, markersize=3)
         axes.axhline(tolerance, color=VERMILION, linestyle="--")
         axes.set(xscale="log", yscale="log", title=title, xlabel="entry / largest entry")
-    panels[0].set_ylabel("error")
+    panels[0].set_ylabel("relative error")
     at_end = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top"}
     beside(panels[1], "tolerance", (1, tolerance), (0, -3), color=VERMILION, **at_end)
     return figure

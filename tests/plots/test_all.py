@@ -97,6 +97,10 @@ FIGURES = {
     "kernels.traffic": ({"a": {"loaded": 768, "stored": 256}}, {"a": 1000}),
     "numerics.sums_stick": ({"a": np.minimum(np.arange(1, 41), 8), "b": np.arange(1, 41)},),
     "numerics.number_lines": (),
+    "numerics.stored_state": (
+        25.0,
+        {"a": 23 * np.arange(1, 41), "b": np.minimum(23 * np.arange(1, 41), 524)},
+    ),
     "numerics.errors_by_size": (np.exp(3 * X), np.exp(-3 * X) / 1e3, 1e-3),
     "rwkv.blocks": ({"one": WEIGHTS, "other": WEIGHTS}, 4),
     "rwkv.weights_of_the_past": (np.geomspace(1, 0.01, 32), 400),
