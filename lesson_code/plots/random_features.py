@@ -18,7 +18,7 @@ def misplaced_weight(
     others: Mapping[str, tuple[float, float]],
     level: float,
 ) -> BookFigure:
-    """Weight on wrong letters against the number of features: random ones as a line, others as marks.
+    """Weight on wrong letters against the number of features: a line of random ones, and marks.
 
     others has for each name its number of features and its weight; level is that of equal weights.
     """
