@@ -176,6 +176,44 @@ repair.mistakes(
     (lambda a: divided(np.tril(a, k=-1)), STRICT),
 )
 
+# --- Does the gradient vanish? ------------------------------------------------------------------
+
+GRADIENT = Exercise("ex-softmax-gradient", CHAPTER)
+
+
+def some_rows(rng, N, leading=()):
+    return softmax(rng.standard_normal((*leading, 5, N)))
+
+
+def derivatives(a):
+    return a[..., :, None] * (np.eye(a.shape[-1]) - a[..., None, :])
+
+
+def size_of(J):
+    return np.sqrt((J**2).sum(axis=(-1, -2)))
+
+
+@GRADIENT.function(SCALE, inputs=some_rows)
+def score_gradient(a):
+    return size_of(derivatives(a))
+
+
+score_gradient.mistakes(
+    (lambda a: size_of(derivatives(a)) ** 2, "These are sums of squares, without the root."),
+    (
+        lambda a: np.sqrt(((a * (1 - a)) ** 2).sum(axis=-1)),
+        "That is the diagonal alone. A weight changes with the other scores, too.",
+    ),
+    (
+        lambda a: (a**2).sum(axis=-1),
+        "Entries of the diagonal are a(1 − a), not those of the outer product.",
+    ),
+    (
+        lambda a: np.sqrt((derivatives(a) ** 2).sum()),
+        "That is one number for all rows together. Sum over the last two axes only.",
+    ),
+)
+
 # --- The weaker noun ---------------------------------------------------------------------------
 
 WEAKER = Exercise("ex-softmax-weaker", CHAPTER)
@@ -190,10 +228,10 @@ def numbers_and_shares(rng, N):
 def leads_of(f, a, b, pairs=None, others=None):
     """Both sums, with other factors where a mistake has them."""
     n, T = len(f), np.trace(f)
-    O = f.sum() - T  # noqa: E741
+    R = f.sum() - T
     pairs = n - 1 if pairs is None else pairs
     others = n - 2 if others is None else others
-    return np.array([(a - b) * (O - pairs * T), others * b * (pairs * T - O)])
+    return np.array([(a - b) * (R - pairs * T), others * b * (pairs * T - R)])
 
 
 @WEAKER.function(HEADS, inputs=numbers_and_shares, unit="")

@@ -93,12 +93,14 @@ def matrix_equation(
     cell: float = 0.5,
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
+    limit: float | None = None,
 ) -> BookFigure:
     """Draw matrices and the signs between them: ("Q", Q), "+", ("K", K), "=", ("Q + K", Q + K).
 
     Every matrix is drawn to the same scale, `cell` inches to an entry, so that shapes can be
     compared by eye. Names are set as mathematics. rows and columns name those of the last matrix,
-    on its right and below it.
+    on its right and below it. limit is the magnitude that takes the full color in every matrix
+    (None: in each the largest of its own).
     """
     shapes = [None if isinstance(part, str) else np.atleast_2d(part[1]).shape for part in parts]
     widths = [0.45 if shape is None else max(shape[1] * cell, 0.45) for shape in shapes]
@@ -119,7 +121,7 @@ def matrix_equation(
             axes.set_axis_off()
             axes.text(0.5, 0.5, f"${part}$", ha="center", va="center", fontsize=15)
         else:
-            draw_matrix(axes, part[1], title=f"${part[0]}$", digits=digits)
+            draw_matrix(axes, part[1], title=f"${part[0]}$", digits=digits, limit=limit)
         left += width + gap
     height, width = shapes[-1] or (0, 0)
     for i, name in enumerate(rows):

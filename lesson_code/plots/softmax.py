@@ -37,8 +37,8 @@ def words_and_weights(
         right = pitch * column + numbers + words_wide
         asking = (len(words) - 1) * step
         if names:
-            style = {"ha": "right", "size": size, "weight": "bold"}
-            write(axes, right, -step - 6, names[column], **style)
+            style = {"ha": "left", "size": size, "weight": "bold"}
+            write(axes, pitch * column, -step - 6, names[column], **style)
         for i, (word, weight) in enumerate(zip(words, weights, strict=True)):
             y = i * step
             edge = INK if i == len(words) - 1 else "none"
