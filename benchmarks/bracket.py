@@ -4,8 +4,9 @@ python benchmarks/bracket.py                  writes lesson_code/results/bracket
 python benchmarks/bracket.py --output FILE    writes another file
 python benchmarks/bracket.py --device cuda    measures a GPU, for bracket_cuda.json
 
-One head of width 64, float32, every position sees every other, elu + 1, normalized, forward. On a
-CPU one thread, so that the orders are compared and not how they share out their work.
+One head of width 64, float32, every position sees every other, elu + 1, normalized, forward. Two
+parts of the order with the state are timed alone: the features of q and k, and the products with S.
+On a CPU one thread, so that the orders are compared and not how they share out their work.
 """
 
 import argparse
@@ -15,21 +16,26 @@ from pathlib import Path
 import torch
 
 from lesson_code import measure, results
-from lesson_code.torch import linear_attention
+from lesson_code.torch import elu_plus_one, linear_attention
 
 WIDTH, SEED = 64, 0
 LENGTHS = [*(2**i for i in range(4, 14)), 10_000]
 
 
 def measure_orders(N, device, repeats):
-    """Seconds and peak bytes of both orders for N tokens."""
+    """Seconds and peak bytes of both orders for N tokens, and seconds of parts of the second."""
     generator = torch.Generator().manual_seed(SEED)
     q, k, v = (torch.randn(N, WIDTH, generator=generator).to(device) for _ in range(3))
-    functions = {
+    orders = {
         form: partial(linear_attention, q, k, v, form=form) for form in ("quadratic", "linear")
     }
-    seconds = measure.seconds(functions, repeats=repeats, device=device)
-    peaks = {n: measure.peak_bytes(f, device=device) for n, f in functions.items()}
+    q_features, k_features = elu_plus_one(q), elu_plus_one(k)
+    parts = {
+        "features": lambda: (elu_plus_one(q), elu_plus_one(k)),
+        "products": lambda: q_features @ (k_features.mT @ v),
+    }
+    seconds = measure.seconds(orders | parts, repeats=repeats, device=device)
+    peaks = {n: measure.peak_bytes(f, device=device) for n, f in orders.items()}
     ratio = seconds["quadratic"] / seconds["linear"]
     print(f"N = {N:6d} {ratio:6.2f}", flush=True)
     return {"N": N, "seconds": seconds, "bytes": peaks}

@@ -74,6 +74,23 @@ HAND.value("with_state", READ_S + READ_Z, OPERATIONS, "how many operations from 
     ),
 )
 
+SUMS_OF_VALUES = elu_plus_one(K).T @ V
+ENDS = SUMS_OF_VALUES / elu_plus_one(K).sum(axis=0)[:, None]
+
+HAND.value("ends", ENDS, SHARPNESS, "two rows of two numbers").mistakes(
+    (SUMS_OF_VALUES, "These are the rows of S. Divide each by its entry of z."),
+    (
+        SUMS_OF_VALUES / 3,
+        "Divided by the number of tokens. Divide each row of S by its entry of z.",
+    ),
+    (ENDS[::-1], "The two points are right. The first row is that of the first feature."),
+    (
+        K.T @ V / K.sum(axis=0)[:, None],
+        "This is made of the bare keys. Take their features first.",
+        PRODUCT,
+    ),
+)
+
 # --- Linear attention in code ------------------------------------------------------------------
 
 CODE = Exercise("ex-bracket-code", CHAPTER)

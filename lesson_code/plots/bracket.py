@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from lesson_code.numpy import attention_weights, elu_plus_one
 from lesson_code.plots.cells import canvas, rectangle, write
-from lesson_code.plots.colors import BLUE, GRAY, VERMILION, look
-from lesson_code.plots.lines import bars, beside, name_lines
+from lesson_code.plots.colors import GRAY, look
+from lesson_code.plots.lines import beside, legend_below, mark, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 PLAIN, SQUARE, STATE = "#e4e4e4", "#f6c9a8", "#a9d0ea"
@@ -19,7 +19,7 @@ def two_brackets(N: int, D: int, M: int | None = None) -> BookFigure:
     """(Q Kᵀ) V and Q (Kᵀ V) for N tokens of width D and values of width M, to scale."""
     M = D if M is None else M
     figure, axes = canvas(5.6, 4.2, unit=1)
-    upper = 1.5 * N
+    upper = 1.7 * N
     first = [
         "(", ("$Q$", N, D, PLAIN), ("$K^\\top$", D, N, PLAIN), ")", ("$V$", N, M, PLAIN),
         "=", ("$QK^\\top$", N, N, SQUARE), ("$V$", N, M, PLAIN),
@@ -29,13 +29,18 @@ def two_brackets(N: int, D: int, M: int | None = None) -> BookFigure:
         "=", ("$Q$", N, D, PLAIN), ("$S$", D, M, STATE),
     ]  # fmt: skip
     right = max(_row(axes, first, upper, N), _row(axes, second, 0, N))
-    axes.set(xlim=(-0.12 * N, right), ylim=(-0.7 * N, upper + 0.72 * N))
+    for y, name in ((upper, "matrix"), (0, "state")):
+        write(axes, 0, y + 0.82 * N, f"with the {name}", fontsize=13, ha="left")
+    axes.set(xlim=(-0.12 * N, right), ylim=(-0.6 * N, upper + 0.95 * N))
     return figure
 
 
 def _row(axes, parts, y, N):
-    """Draw rectangles and signs from left to right around height y; return where they end."""
-    x, gap = 0.0, 0.14 * N
+    """Draw rectangles and signs from left to right around height y; return where they end.
+
+    The shape stands at the first rectangle of each kind in the row.
+    """
+    x, gap, seen = 0.0, 0.14 * N, set()
     for part in parts:
         if isinstance(part, str):
             write(axes, x + 0.05 * N, y, part, fontsize=30 if part in "()" else 15)
@@ -48,29 +53,43 @@ def _row(axes, parts, y, N):
             write(axes, center, y, name, fontsize=13)
         else:
             write(axes, center, top + gap_above, name, va="bottom", fontsize=13)
-        below = {"va": "top", "fontsize": 11, "color": GRAY}
-        write(axes, center, y - rows / 2 - gap_above, f"{rows}×{columns}", **below)
+        if (rows, columns) not in seen:
+            below = {"va": "top", "ha": "left" if rows == columns < N else "center"}
+            place = x if below["ha"] == "left" else center
+            shape = f"{rows}×{columns}"
+            write(axes, place, y - rows / 2 - gap_above, shape, fontsize=11, color=GRAY, **below)
+        seen.add((rows, columns))
         x += columns + gap
     return x
 
 
 @drawing
 def weight_rows(q: NDArray, k: NDArray, factors: Sequence[float] = (1, 16)) -> BookFigure:
-    """Softmax and linear attention (elu + 1) weights of one query q, multiplied by each factor."""
-    figure, axes = new_figure(2, len(factors), height=2.1 * len(factors), sharex=True, sharey=True)
-    for row, factor in enumerate(factors):
-        similarity = elu_plus_one(factor * q) @ elu_plus_one(k).T
-        linear = similarity / similarity.sum(axis=-1, keepdims=True)
-        softmax = attention_weights(factor * q, k)
-        for column, (name, A, color) in enumerate(
-            [("softmax", softmax[0], VERMILION), ("linear", linear[0], BLUE)]
-        ):
-            bars(axes[row, column], A, color=color, width=0.8)
-            axes[row, column].set_title(f"{name}, largest {A.max():.2f}")
+    """Softmax and linear attention (elu + 1) weights of one query q, multiplied by each factor.
+
+    The keys are ordered by the softmax weights of q. A mark over each shows the most that any
+    query can give it with elu + 1.
+    """
+    features = elu_plus_one(k)
+    order = attention_weights(q, k)[0].argsort()[::-1]
+    ceilings = (features / features.sum(axis=0)).max(axis=-1)
+    figure, axes = new_figure(len(factors), height=3.8, sharex=True, sharey=True)
+    keys = range(1, len(k) + 1)
+    for panel, factor in zip(axes[0], factors, strict=True):
+        similarity = elu_plus_one(factor * q) @ features.T
+        linear = (similarity / similarity.sum(axis=-1, keepdims=True))[0]
+        softmax = attention_weights(factor * q, k)[0]
+        panel.axhline(1 / len(k), color=GRAY, linestyle=":", linewidth=1.4, label="all equal")
+        panel.plot(keys, softmax[order], label="softmax", **look(1))
+        panel.plot(keys, linear[order], label="linear", **look(0, linestyle=""))
+        tick = look(6, linestyle="", marker="_", markersize=7)
+        panel.plot(keys, ceilings[order], label="linear at most", **tick)
         query = "q" if factor == 1 else f"{factor:g}\\,q"
-        axes[row, 0].set_ylabel(f"weight for ${query}$")
-    for column in range(2):
-        axes[-1, column].set_xlabel("keys")
+        panel.set(title=f"query ${query}$", xlabel="keys", yscale="log", ylim=(1e-3, 1.4))
+        panel.set_xticks([])
+    axes[0, 0].set_ylabel("weight")
+    axes[0, 0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    legend_below(figure, *axes[0, 0].get_legend_handles_labels())
     return figure
 
 
@@ -86,6 +105,7 @@ def gain(N: Sequence[int], measured: Sequence[float], counted: Sequence[float]) 
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     name_lines(axes, axes.get_lines()[1:], height)
+    mark(axes, 65, "65")
     right = {"ha": "right", "color": GRAY, "fontsize": 12}
     beside(axes, "above: the state is faster", (N[-1], 1), (0, 5), va="bottom", **right)
     beside(axes, "below: the matrix is faster", (N[-1], 1), (0, -6), va="top", **right)
