@@ -10,12 +10,44 @@
 // A second number in __launch_bounds__ says for how many blocks at a time a multiprocessor must
 // have the registers; without it the compiler guesses, and now and then spills to meet its guess.
 
+// A tile of numbers on its way from memory, in registers, shared out among THREADS threads. Instructions
+// start in order, and one that needs a number waits for it, and all behind it wait as well. So a
+// kernel asks for all that a step needs before it stores the first number: one wait for them all. The
+// barrier behind the last step stands between the two, where it keeps the compiler from mixing them.
+template <int ROWS, int WIDTH, int THREADS> struct Tile {
+    static constexpr int DOWN = THREADS < WIDTH ? 1 : THREADS / WIDTH;  // rows at a time
+    static constexpr int ACROSS = (WIDTH + THREADS - 1) / THREADS;      // numbers of a thread in a row
+    static constexpr int LOADS = (ROWS + DOWN - 1) / DOWN * ACROSS;
+    float held[LOADS];
+
+    __device__ __forceinline__ int row(int n) const { return threadIdx.x / WIDTH + n / ACROSS * DOWN; }
+    __device__ __forceinline__ int column(int n) const { return threadIdx.x % WIDTH + n % ACROSS * THREADS; }
+    __device__ __forceinline__ bool has(int n) const {
+        return threadIdx.x < DOWN * WIDTH && row(n) < ROWS && column(n) < WIDTH;
+    }
+    // The rows from `first_row` on, those before `end`, and their columns from `first_column` on; 0 outside.
+    template <typename T>
+    __device__ __forceinline__ void ask(const Rows<T>& rows, int first_row, int end, int first_column) {
+#pragma unroll
+        for (int n = 0; n < LOADS; n++) {
+            const bool known = has(n) && first_row + row(n) < end;
+            held[n] = known ? rows.number(first_row + row(n), first_column + column(n)) : 0.0f;
+        }
+    }
+    template <int PITCH> __device__ __forceinline__ void store(float (&tile)[ROWS][PITCH]) const {
+#pragma unroll
+        for (int n = 0; n < LOADS; n++)
+            if (has(n)) tile[row(n)][column(n)] = held[n];
+    }
+};
+
 #ifdef RECURRENT
 // (a) One thread for every column of the state, which it keeps in registers: the recurrence as it
 // stands in the book. Wide columns are shared by PARTS neighbors. The tokens come one by one, so
 // that the threads of one head take N steps whatever the GPU.
 
-constexpr int TOKENS = 8;  // read together, so that one barrier serves them all
+// Read together, so that they are one trip to memory. Where columns are shared, more would not fit the registers.
+constexpr int TOKENS = PARTS == 1 ? 8 : 2;
 constexpr int THREADS = ((COLUMNS + ONES) * PARTS + 31) / 32 * 32;
 constexpr int OWN = FEATURES / PARTS;
 
@@ -41,29 +73,34 @@ recurrent(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, Rows
 
     for (int start = 0; start < N; start += TOKENS) {
         const int count = min(TOKENS, N - start);
-#pragma unroll 1
-        for (int i = threadIdx.x; i < TOKENS * FEATURES; i += THREADS) {
-            const int t = i / FEATURES, c = i % FEATURES;
-            queries[t][c] = t < count ? q.number(start + t, c) : 0.0f;
-            keys[t][c] = t < count ? k.number(start + t, c) : 0.0f;
+        Tile<TOKENS, FEATURES, THREADS> some_queries, some_keys;
+        float values[TOKENS];
+        some_queries.ask(q, start, N, 0);
+        some_keys.ask(k, start, N, 0);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            values[t] = is_ones ? 1.0f : 0.0f;
+            if (is_value && t < count) values[t] = to_float(v.row(start + t)[column]);
         }
+        __syncthreads();
+        some_queries.store(queries);
+        some_keys.store(keys);
         __syncthreads();
 
         float output[TOKENS];
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
-            float value = is_ones ? 1.0f : 0.0f, sum = 0.0f;
-            if (is_value && t < count) value = to_float(v.row(start + t)[column]);
+            float sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < OWN; j++) {
-                state[j] += keys[t][j * PARTS + part] * value;  // write
-                sum += queries[t][j * PARTS + part] * state[j]; // read
+                state[j] += keys[t][j * PARTS + part] * values[t];  // write
+                sum += queries[t][j * PARTS + part] * state[j];     // read
             }
             for (int lanes = 1; lanes < PARTS; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
             output[t] = sum;
             if (is_ones && part == 0) normalizers[t] = sum;
         }
-        __syncthreads();
+        if (ONES) __syncthreads();
 
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
@@ -94,7 +131,7 @@ constexpr int SLICE = 16;  // of tokens or of features, in shared memory at one 
 constexpr int STEP = STATE_COLUMNS / 4;  // between the columns of a thread, which has 4 x 4 numbers of a state
 constexpr int STATE_THREADS = FEATURES / 4 * STEP;
 
-extern "C" __global__ void __launch_bounds__(STATE_THREADS, 3)
+extern "C" __global__ void __launch_bounds__(STATE_THREADS, 2)
 chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, float* states, float* last, int N,
              int features) {
     __shared__ float keys[SLICE][FEATURES], values[SLICE][STATE_COLUMNS];
@@ -124,20 +161,18 @@ chunk_states(Rows<const K_TYPE> k, Rows<const V_TYPE> v, const float* initial, f
             }
 
         for (int start = chunk * CHUNK; start < min(N, (chunk + 1) * CHUNK); start += SLICE) {
-            for (int i = threadIdx.x; i < SLICE * FEATURES; i += STATE_THREADS) {
-                const int t = start + i / FEATURES, c = i % FEATURES;
-                keys[i / FEATURES][c] = t < N ? k.number(t, c) : 0.0f;
-            }
-            for (int i = threadIdx.x; i < SLICE * STATE_COLUMNS; i += STATE_THREADS) {
-                const int t = start + i / STATE_COLUMNS, m = i % STATE_COLUMNS;
-                values[i / STATE_COLUMNS][m] = t < N ? v.number(t, first_column + m) : 0.0f;
-            }
+            Tile<SLICE, FEATURES, STATE_THREADS> some_keys;
+            Tile<SLICE, STATE_COLUMNS, STATE_THREADS> some_values;
+            some_keys.ask(k, start, N, 0);
+            some_values.ask(v, start, N, first_column);
+            __syncthreads();
+            some_keys.store(keys);
+            some_values.store(values);
             __syncthreads();
             for (int t = 0; t < SLICE; t++)
                 for (int i = 0; i < 4; i++)
                     for (int j = 0; j < 4; j++)
                         state[i][j] += keys[t][own_c + i] * values[t][own_m + j * STEP];
-            __syncthreads();
         }
     }
 }
@@ -156,26 +191,25 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
     q = q.of_head(head), k = k.of_head(head), v = v.of_head(head), out = out.of_head(head);
     const int start = blockIdx.x % chunks * CHUNK, first_column = blockIdx.y * COLUMNS;
     const int columns = v.width + v.ones;
-    const float* state = states + (long long)blockIdx.x * features * columns;
+    const Rows<const float> state = {states + (long long)blockIdx.x * features * columns, 0, 0, columns, 1, v.width, 0, 0};
     // The thread's numbers of a 64 x 64 tile: rows y, y + 16, ... and columns x, x + 16, ...
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
 
     // Feature by feature: the scores Q K^T, and Q S, what the tokens before the chunk have written.
     float scores[4][4] = {}, output[4][4] = {}, denominator[4] = {};
     for (int c0 = 0; c0 < FEATURES; c0 += SLICE) {
-        for (int i = threadIdx.x; i < CHUNK * SLICE; i += 256) {
-            const int t = i / SLICE, c = i % SLICE;
-            queries[t][c] = start + t < N ? q.number(start + t, c0 + c) : 0.0f;
-            keys[t][c] = start + t < N ? k.number(start + t, c0 + c) : 0.0f;
-        }
-        for (int i = threadIdx.x; i < SLICE * COLUMNS; i += 256) {
-            const int c = c0 + i / COLUMNS, m = first_column + i % COLUMNS;
-            right[i / COLUMNS][i % COLUMNS] = c < features && m < v.width ? state[c * columns + m] : 0.0f;
-        }
-        if (ONES && threadIdx.x < SLICE) {
-            const int c = c0 + threadIdx.x;
-            normalizer[threadIdx.x] = c < features ? state[c * columns + v.width] : 0.0f;
-        }
+        Tile<CHUNK, SLICE, 256> some_queries, some_keys;
+        Tile<SLICE, COLUMNS, 256> some_states;
+        some_queries.ask(q, start, N, c0);
+        some_keys.ask(k, start, N, c0);
+        some_states.ask(state, c0, features, first_column);
+        const int own_c = c0 + threadIdx.x;
+        const float own = ONES && threadIdx.x < SLICE && own_c < features ? state.row(own_c)[v.width] : 0.0f;
+        __syncthreads();
+        some_queries.store(queries);
+        some_keys.store(keys);
+        some_states.store(right);
+        if (ONES && threadIdx.x < SLICE) normalizer[threadIdx.x] = own;
         __syncthreads();
         for (int c = 0; c < SLICE; c++)
             for (int i = 0; i < 4; i++)
@@ -184,7 +218,6 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
                     output[i][j] += queries[y + 16 * i][c] * right[c][x + 16 * j];
                 }
         for (int i = 0; ONES && i < 4; i++) denominator[i] += queries[y + 16 * i][x] * normalizer[x];
-        __syncthreads();
     }
 
     for (int i = 0; i < 4; i++) {
@@ -200,16 +233,16 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
 
     // Token by token: what those of the chunk have written.
     for (int t0 = 0; t0 < CHUNK; t0 += SLICE) {
-        for (int i = threadIdx.x; i < SLICE * COLUMNS; i += 256) {
-            const int t = start + t0 + i / COLUMNS, m = first_column + i % COLUMNS;
-            right[i / COLUMNS][i % COLUMNS] = t < N && m < v.width ? v.number(t, m) : 0.0f;
-        }
+        Tile<SLICE, COLUMNS, 256> some_values;
+        some_values.ask(v, start + t0, N, first_column);
         __syncthreads();
+        some_values.store(right);
+        __syncthreads();
+#pragma unroll
         for (int t = 0; t < SLICE; t++)
             for (int i = 0; i < 4; i++)
                 for (int j = 0; j < 4; j++)
                     output[i][j] += weights[y + 16 * i][t0 + t] * right[t][x + 16 * j];
-        __syncthreads();
     }
 
     for (int i = 0; i < 4; i++) {
@@ -236,11 +269,12 @@ chunk_outputs(Rows<const Q_TYPE> q, Rows<const K_TYPE> k, Rows<const V_TYPE> v, 
 // fourth band of 16 features of the state.
 
 constexpr int WARPS = CHUNK / 16, THREADS = 32 * WARPS;
-constexpr int LOADS = 4;  // of a thread that are on their way from memory at the same time
+constexpr int LOADS = 4;  // of a thread, for each tile, that are on their way from memory at the same time
+constexpr int WIDEST = FEATURES > SLAB ? FEATURES : SLAB;
 constexpr int COLUMNS = SLAB + 16 * ONES;  // a tile of ones behind the values; only its first column counts
 constexpr int BANDS = (FEATURES / 16 + WARPS - 1) / WARPS;
 // Rows are 16 bytes longer than they must be: then 8 of them begin in different banks.
-constexpr int FEATURE_PITCH = (FEATURES > SLAB ? FEATURES : SLAB) + 8, COLUMN_PITCH = COLUMNS + 8;
+constexpr int FEATURE_PITCH = WIDEST + 8, COLUMN_PITCH = COLUMNS + 8;
 
 // float16 ends at 65504: what is multiplied in it is scaled by a power of two first.
 template <typename T> constexpr bool is_narrow = false;
@@ -263,33 +297,36 @@ __device__ __forceinline__ Tiles divide_memory(uint4* shared) {
     return tiles;
 }
 
-// Tokens [start, start + CHUNK) and `count` columns from `first` on, eight numbers at a time; 0 outside.
-__device__ __forceinline__ void load_tile(TYPE* tile, int pitch, Rows<const TYPE> rows, int start, int end,
-                                          int first, int count) {
-    const int eights = CHUNK * (count / 8);
-    for (int i0 = threadIdx.x; i0 < eights; i0 += THREADS * LOADS) {
-        uint4 eight[LOADS];  // all are asked for before the first is stored
+// Part of a tile on its way from memory: LOADS times eight numbers for each thread, i0 of the tile first. The tile has
+// tokens [start, start + CHUNK), up to `end`, and `count` columns from `first` on; 0 outside.
+struct Eights {
+    uint4 held[LOADS];
+
+    __device__ __forceinline__ void ask(const Rows<const TYPE>& rows, int i0, int start, int end, int first, int count) {
 #pragma unroll
         for (int n = 0; n < LOADS; n++) {
             const int i = i0 + n * THREADS, t = start + i / (count / 8), column = first + i % (count / 8) * 8;
-            eight[n] = {0, 0, 0, 0};
-            if (i >= eights || t >= end) continue;
+            held[n] = {0, 0, 0, 0};
+            if (i >= CHUNK * (count / 8) || t >= end) continue;
             if (ALIGNED && column + 8 <= rows.width) {
-                eight[n] = *reinterpret_cast<const uint4*>(rows.row(t) + column);
+                held[n] = *reinterpret_cast<const uint4*>(rows.row(t) + column);
             } else {
-                unsigned* pairs = reinterpret_cast<unsigned*>(&eight[n]);
+                unsigned* pairs = reinterpret_cast<unsigned*>(&held[n]);
 #pragma unroll
                 for (int j = 0; j < 4; j++)
                     pairs[j] = pack<TYPE>(rows.number(t, column + 2 * j), rows.number(t, column + 2 * j + 1));
             }
         }
+    }
+    __device__ __forceinline__ void store(TYPE* tile, int pitch, int i0, int count) const {
 #pragma unroll
         for (int n = 0; n < LOADS; n++) {
             const int i = i0 + n * THREADS;
-            if (i < eights) *reinterpret_cast<uint4*>(tile + i / (count / 8) * pitch + i % (count / 8) * 8) = eight[n];
+            if (i >= CHUNK * (count / 8)) continue;
+            *reinterpret_cast<uint4*>(tile + i / (count / 8) * pitch + i % (count / 8) * 8) = held[n];
         }
     }
-}
+};
 
 __device__ __forceinline__ float power_of_two(int exponent) { return __uint_as_float((127 + exponent) << 23); }
 
@@ -486,8 +523,13 @@ segment_sums(Rows<const TYPE> k, Rows<const TYPE> v, float* sums, int N, int fea
     State state = {};
     fill_ones(tiles);
     for (int start = first; start < end; start += CHUNK) {
-        load_tile(tiles.keys, FEATURE_PITCH, k, start, end, 0, FEATURES);
-        load_tile(tiles.values, COLUMN_PITCH, v, start, end, slab * SLAB, SLAB);
+        for (int i0 = threadIdx.x; i0 < CHUNK * (WIDEST / 8); i0 += THREADS * LOADS) {
+            Eights some_keys, some_values;
+            some_keys.ask(k, i0, start, end, 0, FEATURES);
+            some_values.ask(v, i0, start, end, slab * SLAB, SLAB);
+            some_keys.store(tiles.keys, FEATURE_PITCH, i0, FEATURES);
+            some_values.store(tiles.values, COLUMN_PITCH, i0, SLAB);
+        }
         __syncthreads();
         update_state(state, tiles);
         __syncthreads();
@@ -524,9 +566,16 @@ segment_outputs(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows
     transfer_state<true>(state, states ? states + own : nullptr, features, v.width, v.ones, slab);
     fill_ones(tiles);
     for (int start = first; start < end; start += CHUNK) {
-        load_tile(tiles.queries, FEATURE_PITCH, q, start, end, 0, FEATURES);
-        load_tile(tiles.keys, FEATURE_PITCH, k, start, end, 0, FEATURES);
-        load_tile(tiles.values, COLUMN_PITCH, v, start, end, slab * SLAB, SLAB);
+        // All three tiles are asked for before the first is stored.
+        for (int i0 = threadIdx.x; i0 < CHUNK * (WIDEST / 8); i0 += THREADS * LOADS) {
+            Eights some_queries, some_keys, some_values;
+            some_queries.ask(q, i0, start, end, 0, FEATURES);
+            some_keys.ask(k, i0, start, end, 0, FEATURES);
+            some_values.ask(v, i0, start, end, slab * SLAB, SLAB);
+            some_queries.store(tiles.queries, FEATURE_PITCH, i0, FEATURES);
+            some_keys.store(tiles.keys, FEATURE_PITCH, i0, FEATURES);
+            some_values.store(tiles.values, COLUMN_PITCH, i0, SLAB);
+        }
         const int exponent = share_state(state, tiles);
         __syncthreads();
         float output[COLUMNS / 8][4] = {};

@@ -15,10 +15,10 @@ CHAPTER = "A CUDA kernel, read line by line"
 MODEL = "A kernel of four lines"
 LINES = "Lines"
 COLUMN = "(a) One thread, one column"
-WAIT = "Three reasons to wait"
+WAIT = "Four reasons to wait"
 COUNTED = "Which of the two waits less?"
 
-# --- Bytes on their way ------------------------------------------------------------------------
+# --- Bytes in flight ------------------------------------------------------------------------
 
 FLIGHT = Exercise("ex-cuda-flight", CHAPTER)
 NEEDED = 2e12 * 0.5e-6
@@ -38,7 +38,7 @@ FLIGHT.value("tokens", 128, WAIT, "a power of two").mistakes(
         64,
         "Twelve heads with 64 tokens each are 589,824 bytes, some 60% of what is needed.",
     ),
-    (8, "Twelve heads with eight tokens have 73,728 bytes on their way."),
+    (8, "Twelve heads with eight tokens have 73,728 bytes in flight."),
 )
 
 # --- Running the reader's kernels --------------------------------------------------------------

@@ -10,7 +10,7 @@ from lesson_code.exercises import Exercise
 CHAPTER = "Tensor cores"
 TILES = "A product of tiles"
 WARPS = "Warps that wait for warps"
-BANKS = "Sixteen bytes that nobody reads"
+BANKS = "Sixteen bytes of padding"
 SEGMENTS = "Segments"
 
 # --- Bytes, with a pencil ----------------------------------------------------------------------

@@ -33,6 +33,7 @@ def roofline(
     at = {name: operations / bytes_ for name, (operations, bytes_) in kernels.items()}
     ends = min(*ridges, *at.values()) / 6, max(*ridges, *at.values()) * 15
     x = np.geomspace(*ends, 400)
+    bottom = ends[0] * min(rate for rate, _ in devices.values())
     for axes, (device, (rate, peaks)) in zip(panels, devices.items(), strict=True):
         for index, (kind, peak) in enumerate(sorted(peaks.items(), key=lambda item: -item[1])):
             roof = np.minimum(rate * x, peak)
@@ -40,11 +41,12 @@ def roofline(
             beside(axes, kind, (ends[1], peak), (0, 3), ha="right", fontsize=10)
         for index, (name, intensity) in enumerate(at.items()):
             style = look(index, linestyle="none", markersize=7, markeredgecolor="white", zorder=4)
-            axes.axvline(intensity, color=style["color"], linestyle=":", linewidth=1.4)
             heights = [min(rate * intensity, peak) for peak in peaks.values()]
+            ends_of_line = bottom, max(heights)
+            axes.plot([intensity] * 2, ends_of_line, color=style["color"], linestyle=":", lw=1.4)
             axes.plot(np.full(len(heights), intensity), heights, label=name, **style)
         axes.set(xscale="log", yscale="log", title=device, xlim=ends)
-    panels[0].set_ylim(top=3 * max(max(peaks.values()) for _, peaks in devices.values()))
+    panels[0].set_ylim(bottom, 3 * max(max(peaks.values()) for _, peaks in devices.values()))
     panels[0].set_ylabel("operations / second")
     figure.supxlabel("operations for each byte", fontsize=11)
     handles, names = panels[0].get_legend_handles_labels()
@@ -56,7 +58,7 @@ def roofline(
 def waiting(loads: int = 4, latency: float = 5.0) -> BookFigure:
     """The same loads and the same work: one trip after another, and all on their way at once."""
     work, shift, row = 1.2, 0.25, 1.2
-    each, below = latency + work, 3.0
+    each, below = latency + work, 3.4
     end = below + 0.9 + row * loads + 0.6
     figure, axes = canvas(loads * each + 0.4, end + 1.0, unit=0.235)
 
@@ -66,7 +68,9 @@ def waiting(loads: int = 4, latency: float = 5.0) -> BookFigure:
         _box(axes, used, y, work, 1, str(i + 1), pale.GREEN)
 
     _write(axes, 0, 0, "one trip after another", ha="left")
-    _write(axes, 0, below, "all on their way together", ha="left")
+    _write(axes, 0, below, "all in flight together", ha="left")
+    arrow(axes, (0, 2.2), (latency, 2.2), gap=0, arrowstyle="<->", linewidth=1.2)
+    _write(axes, latency + 0.5, 2.2, r"$\lambda$")
     for i in range(loads):
         load(i, each * i, each * i + latency, 0.8)
         y = below + 0.8 + row * i
@@ -79,27 +83,29 @@ def waiting(loads: int = 4, latency: float = 5.0) -> BookFigure:
 
 @drawing
 def bounds(times: Mapping[str, Mapping[str, float]]) -> BookFigure:
-    """The least time of each kernel by each of its bounds, in milliseconds."""
+    """The least time of each kernel, in milliseconds: all that it waits for, one after another."""
     names = list(dict.fromkeys(name for kernel in times.values() for name in kernel))
-    figure, ((axes,),) = new_figure(width=5.6, height=1.1 + 0.32 * len(names) * len(times))
+    figure, ((axes,),) = new_figure(width=5.6, height=1.5 + 0.42 * len(times))
     looks = [
         {"fc": pale.BLUE, "hatch": ""},
         {"fc": pale.VERMILION, "hatch": "//"},
         {"fc": pale.GREEN, "hatch": ".."},
     ]
-    pitch = len(names) + 0.8
-    for row, kernel in enumerate(times.values()):
-        for i, name in enumerate(names):
-            y, label = row * pitch + i, name if row == 0 else None
-            axes.barh(y, kernel[name], 0.82, ec=GRAY, linewidth=0.8, label=label, **looks[i % 3])
-            beside(axes, f"{kernel[name]:.2f}", (kernel[name], y), (5, 0), va="center")
-    axes.set_yticks([row * pitch + (len(names) - 1) / 2 for row in range(len(times))], list(times))
-    axes.set(ylim=(len(times) * pitch - 1.2, -0.7), xlabel="milliseconds at least")
+    handles = [Patch(ec=GRAY, linewidth=0.8, **looks[i % 3]) for i in range(len(names))]
+    for y, kernel in enumerate(times.values()):
+        left = 0.0
+        for name, time in kernel.items():
+            style = looks[names.index(name) % 3]
+            axes.barh(y, time, 0.62, left, ec=GRAY, linewidth=0.8, **style)
+            left += time
+        beside(axes, f"{left:.2f}", (left, y), (5, 0), va="center")
+    axes.set_yticks(range(len(times)), list(times))
+    axes.set(ylim=(len(times) - 0.5, -0.5), xlabel="milliseconds at least")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.14)
     axes.set_xlim(left=0)
-    legend_below(figure, *axes.get_legend_handles_labels(), ncols=3)
+    legend_below(figure, handles, names, ncols=3)
     return figure
 
 
@@ -115,18 +121,18 @@ def gpu_map() -> BookFigure:
         rectangle(axes, x, 0.95, width, 6.65, FAINT, linestyle=(0, (4, 3)))
     _write(axes, left, 1.4, "block", ha="left")
     _write(axes, 9.75, 1.4, "block")
-    for y in 2.5, 4.4:
+    for y, text in (2.5, "registers"), (4.4, "256 kB for all warps"):
         _write(axes, left + 16 * u, y - 0.35, "warp of 32 threads")
         for i in range(32):
             x = left + i * u
             rectangle(axes, x, y, u, 0.4, "white", linewidth=0.6)
             rectangle(axes, x, y + 0.4, u, 0.7, pale.GREEN, linewidth=0.6)
         behind = {"fc": pale.GREEN, "ec": "none", "pad": 1.5}
-        _write(axes, left + 16 * u, y + 0.75, "registers", bbox=behind)
+        _write(axes, left + 16 * u, y + 0.75, text, bbox=behind)
     _double(axes, left + 16 * u, 5.5, 6.35)
-    _box(axes, left, 6.35, 32 * u, 0.9, "shared memory", pale.YELLOW)
+    _box(axes, left, 6.35, 32 * u, 0.9, "shared memory, up to 228 kB", pale.YELLOW)
     _double(axes, left + 16 * u, 7.9, 8.9)
-    _box(axes, 0, 8.9, 11.2, 1.3, "GPU memory", pale.BLUE)
+    _box(axes, 0, 8.9, 11.2, 1.3, "global memory, 141 GB, some 0.6 µs away", pale.BLUE)
     _double(axes, -0.6, 3.1, 9.9)
     _write(axes, -1.0, 3.2, "small and fast", rotation=90)
     _write(axes, -1.0, 8.8, "large and slow", rotation=90)
@@ -204,7 +210,7 @@ def column_threads(C: int = 4, M: int = 6) -> BookFigure:
     _write(axes, right, C / 2 - 0.35, "$S$", ha="left")
     _write(axes, right, C / 2 + 0.45, "registers", ha="left", color=GRAY)
     for y in (-2.1, C + 2.1):
-        _write(axes, right, y, "GPU\nmemory", ha="left", color=GRAY)
+        _write(axes, right, y, "global\nmemory", ha="left", color=GRAY)
     axes.set(xlim=(-0.45, x0 + M + 2.6), ylim=(C + 2.9, -3.6))
     return figure
 
@@ -277,18 +283,33 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
     slice_(1, 2, True, 16, pale.BLUE, BLUE)
     slice_(2, 1, False, 32, pale.VERMILION, VERMILION)
     slice_(0, 2, True, 32, pale.VERMILION, VERMILION)
+    for i, j, at_x, at_y, step in (
+        (2, 0, 24, 58, 1),
+        (1, 1, 58, 24, 1),
+        (1, 2, 58, 24, 1),
+        (2, 1, 40, 58, 2),
+        (0, 2, 58, 40, 2),
+    ):
+        _write(axes, j * column + at_x * unit, i * row + at_y * unit, str(step), fontweight="bold")
     for j in 1, 2:
         for m in x + thread:
             for t in y + thread:
                 masked = j == 1 and m > t
                 at = (j * column + (m + 0.5) * unit, 2 * row + (t + 0.5) * unit)
-                style = {"fc": "#dcdcdc" if masked else INK, "ec": GRAY if masked else INK}
+                style = {"fc": "white" if masked else INK, "ec": GRAY if masked else INK}
                 axes.add_patch(Circle(at, 0.1, zorder=6, **style))
     rectangle(axes, 0, 0.25, 0.7, 0.7, pale.BLUE, BLUE)
     rectangle(axes, 0, 1.35, 0.7, 0.7, pale.VERMILION, VERMILION)
     axes.add_patch(Circle((0.35, 2.8), 0.1, fc=INK, ec=INK))
-    axes.plot([0, 0.7], [3.9, 3.9], color=BLUE, linewidth=1.2)
-    key = "first, slices of 16", "then, slices of 16", "what one thread computes", "what it reads"
+    axes.add_patch(Circle((0.35, 3.9), 0.1, fc="white", ec=GRAY))
+    axes.plot([0, 0.7], [5.0, 5.0], color=BLUE, linewidth=1.2)
+    key = (
+        "step 1: 16 features",
+        "step 2: 16 tokens",
+        "one thread computes",
+        "and then masks",
+        "it reads",
+    )
     for i, text in enumerate(key):
         _write(axes, 1.0, 0.6 + 1.1 * i, text, ha="left")
     axes.set(xlim=(-0.1, 2 * column + T + 0.1), ylim=(2 * row + T + 0.1, -0.9))

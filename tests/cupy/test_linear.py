@@ -409,9 +409,10 @@ def test_a_barrier_that_is_missing_is_caught(monkeypatch, kernel, number):
     _kernels.load.cache_clear()
     try:
         N = 600 if kernel == "tensor_core" else 70  # several segments, or more than one chunk
-        q, k, v = draw(np.random.default_rng(0), "float16", N, 16, 16)
+        q, k, v = draw(np.random.default_rng(0), "float16", N, 32, 16)
         with emulator.trace() as counted:
-            on_cpu(q, k, v, normalize=True, kernel=kernel)
+            for normalize in (False, True):
+                on_cpu(q, k, v, normalize=normalize, kernel=kernel)
         with pytest.raises(emulator.RaceError):
             counted.check()
     finally:

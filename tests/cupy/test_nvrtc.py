@@ -233,11 +233,30 @@ def test_no_loop_looks_for_the_head_again(kernel: str) -> None:
         assert len(re.findall(r"\bdiv\.[su]", ptx)) <= arrays + 2, name
 
 
+MEMORY = re.compile(r"(ld\.global|st\.shared|bar\.sync)[.\w]*")
+LETTERS = {"ld.global": "L", "st.shared": "S", "bar.sync": "B"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name", "step"),
+    [
+        # The barrier between loads and stores is one that the compiler's last step respects.
+        ("recurrent", "recurrent", "L" * 24 + "B" + "S" * 16 + "B"),
+        ("chunked", "chunk_states", "L" * 8 + "B" + "S" * 8 + "B"),
+        ("chunked", "chunk_outputs", "L" * 13 + "B" + "S" * 13 + "B"),
+        ("chunked", "chunk_outputs", "L" * 4 + "B" + "S" * 4 + "B"),
+    ],
+)
+def test_a_step_asks_for_all_before_it_stores_any(kernel: str, name: str, step: str) -> None:
+    order = "".join(LETTERS[one] for one in MEMORY.findall(entries(kernel)[name]))
+    assert step in order, order
+
+
 def test_tiles_are_asked_for_before_any_is_stored() -> None:
     ptx = entries("tensor_core")
     for name, tiles in {"segment_sums": 2, "segment_outputs": 3}.items():
         loads = re.findall(r"(ld\.global|st\.shared)\.v4\.(?:b32|u32)", ptx[name])
-        assert loads == (["ld.global"] * 4 + ["st.shared"] * 4) * tiles, name
+        assert loads == ["ld.global"] * 4 * tiles + ["st.shared"] * 4 * tiles, name
 
 
 def test_the_committed_numbers_are_those_of_the_kernels(script: ModuleType) -> None:
