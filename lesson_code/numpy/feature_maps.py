@@ -303,28 +303,16 @@ def hedgehog(
     >>> phi(np.array([3.0, 3.0]))
     array([1., 1.])
     """
-    dim = _arguments.check_integer("dim", dim, minimum=1)
-    given = {"weight": (weight, "m D"), "bias": (bias, "m")}
-    given = {name: pair for name, pair in given.items() if pair[0] is not None}
-    for name, (array, _) in given.items():
-        _arguments.check_arrays(np.ndarray, **{name: array})
-    if weight is not None:
-        _arguments.check_size("weight", weight.shape[-1] if weight.ndim else 0, "the width D", dim)
-    if given:
-        _arguments.check_axes(**given)
-    m = dim if weight is None else weight.shape[-2]
-    if bias is not None:
-        _arguments.check_size("bias", bias.shape[-1], "one number for each row of weight", m)
+    dim, m, description = check_directions(np.ndarray, dim, weight, bias)
 
     def phi(x):
         if weight is not None:
             x = x @ weight.astype(x.dtype).swapaxes(-1, -2)  # (..., m)
         if bias is not None:
-            x = x + _along_positions(bias.astype(x.dtype))
+            x = x + along_positions(bias.astype(x.dtype))
         return np.exp(np.concatenate([x, -x], axis=-1))
 
-    shapes = "".join(f", {name} {tuple(array.shape)}" for name, (array, _) in given.items())
-    return _FeatureMap(f"hedgehog(dim={dim}{shapes})", dim, 2 * m, phi)
+    return _FeatureMap(description, dim, 2 * m, phi)
 
 
 def positive_random_features(
@@ -410,7 +398,25 @@ def orthogonal_rows(rng, m, dim):
     return lengths * directions
 
 
-def _along_positions(bias):
+def check_directions(kind, dim, weight, bias):
+    """Refuse what does not fit together; the width, how many directions, and the map in words."""
+    dim = _arguments.check_integer("dim", dim, minimum=1)
+    given = {"weight": (weight, "m D"), "bias": (bias, "m")}
+    given = {name: pair for name, pair in given.items() if pair[0] is not None}
+    for name, (array, _) in given.items():
+        _arguments.check_arrays(kind, **{name: array})
+    if weight is not None:
+        _arguments.check_size("weight", weight.shape[-1] if weight.ndim else 0, "the width D", dim)
+    if given:
+        _arguments.check_axes(**given)
+    m = dim if weight is None else weight.shape[-2]
+    if bias is not None:
+        _arguments.check_size("bias", bias.shape[-1], "one number for each row of weight", m)
+    shapes = "".join(f", {name} {tuple(array.shape)}" for name, (array, _) in given.items())
+    return dim, m, f"hedgehog(dim={dim}{shapes})"
+
+
+def along_positions(bias):
     """A bias (..., m) beside x (..., N, m); one of (m,) beside a vector, too."""
     return bias if bias.ndim == 1 else bias[..., None, :]
 

@@ -1,6 +1,7 @@
 """Figures of the GPU kernels: who computes what, in which order, and how memory is asked for it."""
 
 from collections.abc import Mapping
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -86,17 +87,14 @@ def bounds(times: Mapping[str, Mapping[str, float]]) -> BookFigure:
     """The least time of each kernel, in milliseconds: all that it waits for, one after another."""
     names = list(dict.fromkeys(name for kernel in times.values() for name in kernel))
     figure, ((axes,),) = new_figure(width=5.6, height=1.5 + 0.42 * len(times))
-    looks = [
-        {"fc": pale.BLUE, "hatch": ""},
-        {"fc": pale.VERMILION, "hatch": "//"},
-        {"fc": pale.GREEN, "hatch": ".."},
-    ]
-    handles = [Patch(ec=GRAY, linewidth=0.8, **looks[i % 3]) for i in range(len(names))]
+    fills = cycle([(pale.BLUE, ""), (pale.VERMILION, "//"), (pale.GREEN, "..")])
+    fill = dict(zip(names, fills, strict=False))
+    handles = [Patch(fc=fc, hatch=hatch, ec=GRAY, linewidth=0.8) for fc, hatch in fill.values()]
     for y, kernel in enumerate(times.values()):
         left = 0.0
         for name, time in kernel.items():
-            style = looks[names.index(name) % 3]
-            axes.barh(y, time, 0.62, left, ec=GRAY, linewidth=0.8, **style)
+            fc, hatch = fill[name]
+            axes.barh(y, time, 0.62, left, fc=fc, hatch=hatch, ec=GRAY, linewidth=0.8)
             left += time
         beside(axes, f"{left:.2f}", (left, y), (5, 0), va="center")
     axes.set_yticks(range(len(times)), list(times))

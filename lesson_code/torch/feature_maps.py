@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lesson_code import _arguments
-from lesson_code.numpy.feature_maps import orthogonal_rows
+from lesson_code.numpy.feature_maps import along_positions, check_directions, orthogonal_rows
 from lesson_code.torch.precision import accumulate, full_precision
 
 
@@ -148,28 +148,16 @@ def hedgehog(
     >>> phi(torch.tensor([3.0, 3.0]))
     tensor([1., 1.], grad_fn=<ExpBackward0>)
     """
-    dim = _arguments.check_integer("dim", dim, minimum=1)
-    given = {"weight": (weight, "m D"), "bias": (bias, "m")}
-    given = {name: pair for name, pair in given.items() if pair[0] is not None}
-    for name, (array, _) in given.items():
-        _arguments.check_arrays(Tensor, **{name: array})
-    if weight is not None:
-        _arguments.check_size("weight", weight.shape[-1] if weight.ndim else 0, "the width D", dim)
-    if given:
-        _arguments.check_axes(**given)
-    m = dim if weight is None else weight.shape[-2]
-    if bias is not None:
-        _arguments.check_size("bias", bias.shape[-1], "one number for each row of weight", m)
+    dim, m, description = check_directions(Tensor, dim, weight, bias)
 
     def phi(x):
         if weight is not None:
             x = x @ weight.to(x.dtype).mT  # (..., m)
         if bias is not None:
-            x = x + _along_positions(bias.to(x.dtype))
+            x = x + along_positions(bias.to(x.dtype))
         return torch.cat([x, -x], dim=-1).exp()
 
-    shapes = "".join(f", {name} {tuple(array.shape)}" for name, (array, _) in given.items())
-    return _FeatureMap(f"hedgehog(dim={dim}{shapes})", dim, 2 * m, phi)
+    return _FeatureMap(description, dim, 2 * m, phi)
 
 
 def positive_random_features(
@@ -209,11 +197,6 @@ def positive_random_features(
         f"orthogonal={bool(orthogonal)}, seed={seed})"
     )
     return _FeatureMap(description, dim, m, phi)
-
-
-def _along_positions(bias):
-    """A bias (..., m) beside x (..., N, m); one of (m,) beside a vector, too."""
-    return bias if bias.ndim == 1 else bias[..., None, :]
 
 
 class _FeatureMap:
