@@ -18,7 +18,20 @@ from lesson_code._arguments import letters_of
 from lesson_code.numpy.linear import CAUSAL, GLOBAL
 from tests.arrays import in_dtype
 
-SIZES = {"D": 4, "M": 3, "E": 4, "K": 3, "P": 5, "F": 4, "C": 6, "H": 2, "R": 3, "Hq": 4, "Hkv": 2}
+SIZES = {
+    "D": 4,
+    "M": 3,
+    "J": 2,
+    "E": 4,
+    "K": 3,
+    "P": 5,
+    "F": 4,
+    "C": 6,
+    "H": 2,
+    "R": 3,
+    "Hq": 4,
+    "Hkv": 2,
+}
 
 NAMES = sorted(name for name, f in vars(ln).items() if hasattr(f, "contract"))
 CONTRACTS = {name: getattr(ln, name).contract for name in NAMES}

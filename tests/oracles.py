@@ -115,6 +115,59 @@ def delta_rule(q, k, v, beta, S):
 ORACLES["delta_rule"] = delta_rule
 
 
+@oracle(2, 2, 2, 1, 2, 2, reads=(0,))
+def kimi_delta_attention(q, k, v, beta, log_decay, S):
+    """S_t = (I - beta_t k_t k_t') diag(a_t) S_{t-1} + beta_t k_t v_t'."""
+    out = np.zeros(v.shape)
+    for t in range(len(k)):
+        transition = np.eye(k.shape[1]) - beta[t] * np.outer(k[t], k[t])
+        S = transition @ np.diag(np.exp(log_decay[t])) @ S + beta[t] * np.outer(k[t], v[t])
+        out[t] = q[t] @ S
+    return out, S
+
+
+@oracle(2, 2, 2, 2, 2, 2, 2, reads=(0,))
+def generalized_delta_rule(q, k, v, a, b, log_decay, S):
+    """S_t = (diag(w_t) + b_t a_t') S_{t-1} + k_t v_t'."""
+    out = np.zeros(v.shape)
+    for t in range(len(k)):
+        transition = np.diag(np.exp(log_decay[t])) + np.outer(b[t], a[t])
+        S = transition @ S + np.outer(k[t], v[t])
+        out[t] = q[t] @ S
+    return out, S
+
+
+@oracle(2, 2, 2, 2, 2, 2, 2, reads=(0,))
+def rwkv7(r, k, v, log_decay, removal_key, learning_rate, S):
+    """S_t = (diag(w_t) - (a_t kappa_t) kappa_t') S_{t-1} + k_t v_t', entry by entry."""
+    out, (D, M) = np.zeros(v.shape), S.shape
+    for t in range(len(k)):
+        found = [sum(removal_key[t, d] * S[d, m] for d in range(D)) for m in range(M)]
+        new = np.zeros((D, M))
+        for d, m in np.ndindex(D, M):
+            removed = learning_rate[t, d] * removal_key[t, d] * found[m]
+            new[d, m] = math.exp(log_decay[t, d]) * S[d, m] - removed + k[t, d] * v[t, m]
+        S = new
+        out[t] = r[t] @ S
+    return out, S
+
+
+@oracle(2, 3, 3, 2, 1, 2, reads=(0,))
+def gated_delta_product(q, k, v, beta, log_decay, S):
+    """A token's transition is a product of matrices, and what it writes passes the later ones."""
+    N, J, D = k.shape
+    out = np.zeros((N, v.shape[-1]))
+    for t in range(N):
+        transition, written = math.exp(log_decay[t]) * np.eye(D), np.zeros(S.shape)
+        for j in range(J):
+            step = np.eye(D) - beta[t, j] * np.outer(k[t, j], k[t, j])
+            transition = step @ transition
+            written = step @ written + beta[t, j] * np.outer(k[t, j], v[t, j])
+        S = transition @ S + written
+        out[t] = q[t] @ S
+    return out, S
+
+
 @oracle(2, 2, 2, 2, 2, 1, 2, reads=(4, 5))
 def selective_scan(x, delta, A, B, C, D, h):
     """The state after t tokens as a sum over what was written, each with one exp."""

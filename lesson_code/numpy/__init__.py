@@ -18,12 +18,19 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
 - Decay: `retention`, `retention_decays`
 - Gates: `gated_linear_attention`, `rwkv6`, `selective_scan`, `state_space_dual`
 - The delta rule: `delta_rule`, `gated_delta_rule`
+- Forget, then correct: `kimi_delta_attention`, `rwkv7`, `generalized_delta_rule`,
+  `gated_delta_product`
 - One recurrence, many models: `family`, a module with every model as a row of one table
 """
 
 from lesson_code.numpy import family
 from lesson_code.numpy.aft import aft_full, aft_simple
-from lesson_code.numpy.delta import delta_rule, gated_delta_rule
+from lesson_code.numpy.delta import (
+    delta_rule,
+    gated_delta_product,
+    gated_delta_rule,
+    kimi_delta_attention,
+)
 from lesson_code.numpy.feature_maps import (
     elu_plus_one,
     exponential,
@@ -35,12 +42,14 @@ from lesson_code.numpy.feature_maps import (
     taylor,
 )
 from lesson_code.numpy.gated import gated_linear_attention
+from lesson_code.numpy.generalized_delta import generalized_delta_rule
 from lesson_code.numpy.linear import linear_attention
 from lesson_code.numpy.mamba import selective_scan, state_space_dual
 from lesson_code.numpy.memory import LinearAttentionState
 from lesson_code.numpy.retention import retention, retention_decays
 from lesson_code.numpy.rwkv4 import channel_mix, time_mix, token_shift
 from lesson_code.numpy.rwkv6 import rwkv6
+from lesson_code.numpy.rwkv7 import rwkv7
 from lesson_code.numpy.softmax import (
     attention_weights,
     grouped_query_attention,
@@ -62,11 +71,14 @@ __all__ = [
     "elu_plus_one",
     "exponential",
     "family",
+    "gated_delta_product",
     "gated_delta_rule",
     "gated_linear_attention",
+    "generalized_delta_rule",
     "grouped_query_attention",
     "hedgehog",
     "identity",
+    "kimi_delta_attention",
     "latent_attention",
     "linear_attention",
     "polynomial",
@@ -75,6 +87,7 @@ __all__ = [
     "retention",
     "retention_decays",
     "rwkv6",
+    "rwkv7",
     "selective_scan",
     "similarity_attention",
     "softmax_attention",

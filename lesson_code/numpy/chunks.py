@@ -27,3 +27,12 @@ def decays_between(g: np.ndarray) -> np.ndarray:
     terms = np.where(later[..., None], g[..., :, None, :], 0)  # [i, j] is g_i if i > j
     sums = np.cumsum(terms, axis=-3)
     return np.exp(np.where(seen[..., None], sums, -np.inf))  # masked before exp: g may be -inf
+
+
+def solve(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The x of (I + A) x = b, where A is 0 on and above its diagonal: row after row."""
+    leading = np.broadcast_shapes(A.shape[:-2], b.shape[:-2])
+    x = np.array(np.broadcast_to(b, (*leading, *b.shape[-2:])))
+    for t in range(1, A.shape[-1]):
+        x[..., t, None, :] -= A[..., t, None, :t] @ x[..., :t, :]
+    return x
