@@ -10,7 +10,12 @@ import torch
 
 from lesson_code.torch import distributed, modules
 from lesson_code.torch.aft import aft_full, aft_simple
-from lesson_code.torch.delta import delta_rule, gated_delta_rule
+from lesson_code.torch.delta import (
+    delta_rule,
+    gated_delta_product,
+    gated_delta_rule,
+    kimi_delta_attention,
+)
 from lesson_code.torch.feature_maps import (
     elu_plus_one,
     exponential,
@@ -22,6 +27,7 @@ from lesson_code.torch.feature_maps import (
     taylor,
 )
 from lesson_code.torch.gated import gated_linear_attention
+from lesson_code.torch.generalized_delta import generalized_delta_rule
 from lesson_code.torch.linear import linear_attention
 from lesson_code.torch.logistics import draw_logistic_mixture, logistic_mixture
 from lesson_code.torch.mamba import selective_scan, state_space_dual
@@ -30,6 +36,7 @@ from lesson_code.torch.modules import *  # noqa: F403
 from lesson_code.torch.retention import retention, retention_decays
 from lesson_code.torch.rwkv4 import channel_mix, time_mix, token_shift
 from lesson_code.torch.rwkv6 import rwkv6
+from lesson_code.torch.rwkv7 import rwkv7
 from lesson_code.torch.softmax import (
     attention_weights,
     grouped_query_attention,
@@ -53,11 +60,14 @@ __all__ = [
     "draw_logistic_mixture",
     "elu_plus_one",
     "exponential",
+    "gated_delta_product",
     "gated_delta_rule",
     "gated_linear_attention",
+    "generalized_delta_rule",
     "grouped_query_attention",
     "hedgehog",
     "identity",
+    "kimi_delta_attention",
     "latent_attention",
     "linear_attention",
     "logistic_mixture",
@@ -67,6 +77,7 @@ __all__ = [
     "retention",
     "retention_decays",
     "rwkv6",
+    "rwkv7",
     "selective_scan",
     "similarity_attention",
     "softmax_attention",

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lesson_code.torch.engines.delta import delta
 from lesson_code.torch.operator import operator
@@ -36,7 +37,7 @@ def delta_rule(
     """
     beta = beta[..., None]
     no_decay = torch.zeros_like(beta)
-    return delta(form, q, k, v, beta, no_decay, initial_state, chunk_size=chunk_size)
+    return delta(form, q, beta * k, v, k, None, no_decay, initial_state, chunk_size=chunk_size)
 
 
 @operator(
@@ -74,5 +75,87 @@ def gated_delta_rule(
     tensor([[7.],
             [3.]])
     """
-    beta, g = beta[..., None], log_decay[..., None]
-    return delta(form, q, k, v, beta, g, initial_state, chunk_size=chunk_size)
+    k_beta, g = beta[..., None] * k, log_decay[..., None]
+    return delta(form, q, k_beta, v, k, None, g, initial_state, chunk_size=chunk_size)
+
+
+@operator(
+    "N D, N D, N M, N, N D -> N M",
+    state="D M",
+    reads="q",
+    forms=("recurrent", "chunkwise"),
+    log_decay="at most 0",
+)
+def kimi_delta_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    *,
+    form: str | None = None,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Kimi delta attention: each channel forgets at its own rate, then the memory is corrected.
+
+    Computes what :func:`lesson_code.numpy.kimi_delta_attention` does; "chunkwise" is the default
+    for more than one token.
+
+    Examples
+    --------
+    The second token keeps the first channel and halves the other before it looks for its error:
+
+    >>> k = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    >>> v = torch.tensor([[8.0], [10.0]])
+    >>> beta, log_decay = torch.tensor([1.0, 0.5]), torch.tensor([[1.0, 1.0], [1.0, 0.5]]).log()
+    >>> out, S = kimi_delta_attention(k, k, v, beta, log_decay, return_state=True)
+    >>> S
+    tensor([[8.],
+            [7.]])
+    """
+    k_beta = beta[..., None] * k
+    return delta(form, q, k_beta, v, k, None, log_decay, initial_state, chunk_size=chunk_size)
+
+
+@operator(
+    "N D, N J D, N J M, N J, N -> N M",
+    state="D M",
+    reads="q",
+    forms=("recurrent", "chunkwise"),
+    log_decay="at most 0",
+)
+def gated_delta_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    *,
+    form: str | None = None,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Gated DeltaProduct: a token forgets once, then corrects the memory J times, then reads.
+
+    Computes what :func:`lesson_code.numpy.gated_delta_product` does: the gated delta rule of N J
+    corrections, of which the last one of each token is followed by a read.
+
+    Examples
+    --------
+    Two reflections of one token turn what is stored by a quarter:
+
+    >>> k = torch.tensor([[[1.0, 0.0], [0.5**0.5, 0.5**0.5]]])
+    >>> v, beta, log_decay = torch.zeros(1, 2, 1), torch.full((1, 2), 2.0), torch.zeros(1)
+    >>> S = torch.tensor([[0.0], [1.0]])
+    >>> gated_delta_product(k[:, 0], k, v, beta, log_decay, initial_state=S).round(decimals=6)
+    tensor([[-1.]])
+    """
+    J = beta.shape[-1]
+    k, v, beta = (x.flatten(-3, -2) for x in (k, v, beta[..., None]))  # (..., N J, .)
+    g = pad(log_decay[..., None], (0, J - 1)).flatten(-2, -1)[..., None]
+    q = q.repeat_interleave(J, dim=-2)
+    out, S = delta(form, q, beta * k, v, k, None, g, initial_state, chunk_size=chunk_size)
+    return out[..., J - 1 :: J, :], S

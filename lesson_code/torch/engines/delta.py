@@ -1,26 +1,43 @@
-r"""A memory that decays and corrects, in recurrent and in chunkwise form.
+r"""A memory that fades, moves what it finds, and writes, in recurrent and in chunkwise form.
 
-    u_t = β_t (v_t - (a_t S_{t-1})ᵀ k_t)        S_t = a_t S_{t-1} + k_t u_tᵀ        o_t = S_tᵀ q_t
+    r_t = S_{t-1}ᵀ a_t        S_t = diag(exp(g_t)) S_{t-1} + b_t r_tᵀ + k_t v_tᵀ        o_t = S_tᵀ q_t
 
-with a_t = exp(g_t): the memory decays, is read at k_t, and the error of what it says is written.
-Inside a chunk that begins with S, with Γ_tj = exp(g_{j+1} + ... + g_t) and c_t = exp(g_1 + ... +
-g_t), the written errors u depend on each other through a unit lower triangular system,
+Without b it *corrects*: what is found, then in the memory that has faded already, is the error of
+the value that is written,
 
-    (I + tril(diag(β) (K Kᵀ ∘ Γ), -1)) u = diag(β) (V - diag(c) K S)
+    u_t = v_t - (diag(exp(g_t)) S_{t-1})ᵀ a_t        S_t = diag(exp(g_t)) S_{t-1} + k_t u_tᵀ
 
-so u = U - W S, where U and W solve it for diag(β) V and diag(β c) K: no state is needed for that,
-and all chunks are solved at once (Yang et al., 2024, for β alone; 2025, with decay).
+Inside a chunk that begins with S, with the decays between its tokens in the products of rows and
+columns (`decays`), what is found depends on what was found before, through a unit lower triangular
+system:
 
-Here q and k are (..., N, C), v is (..., N, M), β and g are (..., N, 1), and S is (..., C, M), with
-the leading dimensions that k, v, β, g and S share. All have the accumulation dtype.
+    (I + tril(A Kᵀ, -1)) u = V - A S        (I - tril(A Bᵀ, -1)) r = A S + tril(A Kᵀ, -1) V
+
+and with columns Y and rows Z of all that is written, [K] and [u] or [K; B] and [V; r],
+
+    O = Q S + tril(Q Yᵀ) Z        S += Yᵀ Z
+
+(Yang et al., 2024 and 2025). The system is solved for the M columns of what the chunk's own state
+gives, chunk after chunk: no transition between chunks, C by C, is ever formed.
+
+A *segment* of a few chunks is one operator with a derivative of its own. With gradients on, only
+what enters a segment is kept, and the segment is computed again in the backward pass.
+
+Here q, k, a, b are (..., N, C), v is (..., N, M), g is (..., N, C), or (..., N, 1) for one decay for
+all channels, and S is (..., C, M), with the leading dimensions that all but q share. All have the
+accumulation dtype.
 """
 
-from functools import partial
+import math
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from lesson_code.torch.engines import chunks
+from lesson_code._custom_ops import fold, once_differentiable
+from lesson_code.torch.engines.decays import decays
+
+SEGMENT = {"cpu": 2048, "cuda": 2**16}  # positions of all sequences that are computed at once
 
 
 def delta(
@@ -28,7 +45,8 @@ def delta(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    beta: Tensor,
+    a: Tensor,
+    b: Tensor | None,
     log_decay: Tensor,
     S: Tensor,
     *,
@@ -40,36 +58,240 @@ def delta(
     """
     N = k.shape[-2]
     if form == "recurrent" or N == 0 or (form is None and N == 1):
-        return _recurrent(q, k, v, beta, log_decay, S)
-    return _chunkwise(q, k, v, beta, log_decay, S, min(chunk_size, N))
+        return _recurrent(q, k, v, a, b, log_decay, S)
+    return _chunkwise(q, k, v, a, b, log_decay, S, min(chunk_size, N))
 
 
-def _recurrent(q, k, v, beta, log_decay, S):
+def _recurrent(q, k, v, a, b, log_decay, S):
     outputs = []
     # Unbound at once: the gradient of a slice is as long as the sequence, for each of N tokens.
-    tokens = (x[..., None, :].unbind(-3) for x in (q, k, v, beta, log_decay.exp()))
-    for q_t, k_t, v_t, beta_t, decay_t in zip(*tokens, strict=True):  # (..., 1, ·)
-        S = decay_t * S
-        S = S + k_t.mT @ (beta_t * (v_t - k_t @ S))
+    rows = (q, k, v, a, k if b is None else b, log_decay.exp())
+    tokens = (x[..., None, :].unbind(-3) for x in rows)
+    for q_t, k_t, v_t, a_t, b_t, w_t in zip(*tokens, strict=True):  # (..., 1, ·)
+        if b is None:
+            S = w_t.mT * S
+            S = S + k_t.mT @ (v_t - a_t @ S)
+        else:
+            S = w_t.mT * S + b_t.mT @ (a_t @ S) + k_t.mT @ v_t
         outputs.append(q_t @ S)
     return torch.cat(outputs, dim=-2) if outputs else q @ S, S
 
 
-def _chunkwise(q, k, v, beta, log_decay, S, chunk_size):
-    N, C = k.shape[-2:]
-    q, k, v, beta, g = (chunks.split(x, chunk_size) for x in (q, k, v, beta, log_decay))
-    decay = chunks.sums_through(g).exp()  # (..., n, L, 1), from the chunk's start
-    between = chunks.decays_between(g)  # (..., n, L, L)
+def _chunkwise(q, k, v, a, b, g, S, L):
+    leading = torch.broadcast_shapes(q.shape[:-2], S.shape[:-2])
+    if leading != S.shape[:-2]:  # more queries than memories, of which each is wanted once
+        _, last = _chunkwise(q.new_zeros(k.shape), k, v, a, b, g, S, L)
+        out, _ = _chunkwise(q, k, v, a, b, g, S.expand(*leading, -1, -1), L)
+        return out, last
+    G, N = math.prod(leading), k.shape[-2]
+    b = k[..., :0] if b is None else b
+    flat = [x.expand(*leading, *x.shape[-2:]).reshape(G, *x.shape[-2:]) for x in (q, k, v, a, b, g)]
+    state, outputs = S.reshape(G, *S.shape[-2:]), []
+    sizes = _sizes(G, N, L, SEGMENT["cuda" if q.is_cuda else "cpu"])
+    for rows in zip(*(x.split(sizes, dim=1) for x in flat), strict=True):
+        out, state = _again(_segment, *rows, state, min(L, rows[0].shape[1]))
+        outputs.append(out)
+    return torch.cat(outputs, dim=1).reshape(*leading, N, v.shape[-1]), state.reshape(S.shape)
 
-    system = (beta * (k @ k.mT) * between).tril(-1)  # and ones on the diagonal
-    solve = partial(torch.linalg.solve_triangular, system, upper=False, unitriangular=True)
-    U, W = solve(beta * v), solve(beta * decay * k)  # (..., n, L, M) and (..., n, L, C)
 
-    k_end = k * chunks.sums_after(g).exp()  # decayed to the end of the chunk
-    identity = torch.eye(C, dtype=k.dtype, device=k.device)
-    transitions = decay[..., -1:, :] * identity - k_end.mT @ W  # (..., n, C, C)
-    starts, S = chunks.carry(S, transitions, k_end.mT @ U, torch.matmul)
+def _sizes(G, N, L, positions):
+    """Lengths of segments: of whole chunks, but for what is left at the end."""
+    size = max(1, positions // max(G * L, 1)) * L
+    whole = N - N % L
+    return [*[size] * (whole // size), *filter(None, [whole % size, N - whole])]
 
-    u = U - W @ starts
-    out = (q * decay) @ starts + (q @ k.mT * between) @ u
-    return chunks.merge(out, N), S
+
+def _again(segment, *args):
+    """Call a segment. With gradients on, keep what enters it, and compute it again for them."""
+    if torch.is_grad_enabled() and torch._C._functorch.maybe_current_level() is None:
+        return checkpoint(segment, *args, use_reentrant=False, preserve_rng_state=False)
+    return segment(*args)
+
+
+def _segment(*args):
+    return _Delta.apply(*args)[:2]
+
+
+@torch.library.custom_op("lesson_code::delta_forward", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor, S: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A segment of G sequences, as one operator for autograd, compile and vmap.
+
+    Parameters
+    ----------
+    q, k, a : tensor, shape (G, N, C)
+    v : tensor, shape (G, N, M)
+    b : tensor, shape (G, N, C), or (G, N, 0) where there is none
+    g : tensor, shape (G, N, C) or (G, N, 1)
+    S : tensor, shape (G, C, M)
+    chunk_size : int
+        A divisor L of N = n L.
+
+    Returns
+    -------
+    out : tensor, shape (G, N, M)
+    S : tensor, shape (G, C, M)
+    starts : tensor, shape (G, n, C, M)
+        The state before each chunk.
+    found : tensor, shape (G, n, L, M)
+        The errors u, or the readings r.
+    AK, AB, QY : tensor, shape (G, n, L, L), the last (G, n, L, 2 L) with b
+        Products of rows and columns; without b the second is empty.
+    """
+    q, k, v, a, b, g = (_in_chunks(x, chunk_size) for x in (q, k, v, a, b, g))
+    corrects, fading = b.shape[-1] == 0, decays(g)
+    AK = fading.products(a, k, early=not corrects).tril_(-1)
+    AB = AK.new_empty(0) if corrects else fading.products(a, b, early=True).tril_(-1)
+    QY = fading.products(q, k, early=False).tril_()
+    if not corrects:
+        QY = torch.cat([QY, fading.products(q, b, early=False).tril_()], dim=-1)
+    a, q, Y = _at_the_ends(fading, q, k, a, b)
+
+    out, found, starts = torch.empty_like(v), torch.empty_like(v), []
+    system = AK if corrects else -AB
+    for i in range(v.shape[1]):
+        starts.append(S)
+        reading = a[:, i] @ S
+        right = v[:, i] - reading if corrects else reading + AK[:, i] @ v[:, i]
+        found[:, i] = torch.linalg.solve_triangular(
+            system[:, i], right, upper=False, unitriangular=True
+        )
+        Z = _written(v[:, i], found[:, i], corrects)
+        out[:, i] = torch.baddbmm(q[:, i] @ S, QY[:, i], Z)
+        S = torch.baddbmm(fading.total[:, i].mT * S, Y[:, i].mT, Z)
+    return out.flatten(1, 2), S, torch.stack(starts, dim=1), found, AK, AB, QY
+
+
+@torch.library.custom_op("lesson_code::delta_backward", mutates_args=())
+def _backward(
+    grad_out: Tensor,
+    grad_S: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    g: Tensor,
+    starts: Tensor,
+    found: Tensor,
+    AK: Tensor,
+    AB: Tensor,
+    QY: Tensor,
+    chunk_size: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `_forward` with respect to q, k, v, a, b, g and S."""
+    q, k, v, a, b, g, dO = (_in_chunks(x, chunk_size) for x in (q, k, v, a, b, g, grad_out))
+    L, corrects, fading = chunk_size, b.shape[-1] == 0, decays(g)
+    a_faded, q_faded, Y = _at_the_ends(fading, q, k, a, b)
+    Z = _written(v, found, corrects)
+
+    dZ, d_right, dS_ends = QY.mT @ dO, torch.empty_like(v), torch.empty_like(starts)
+    dS, system = grad_S, (AK if corrects else -AB).mT
+    for i in reversed(range(v.shape[1])):
+        dS_ends[:, i] = dS
+        dZ[:, i].baddbmm_(Y[:, i], dS)
+        d_found = dZ[:, i, -L:]
+        d_right[:, i] = torch.linalg.solve_triangular(
+            system[:, i], d_found, upper=True, unitriangular=True
+        )
+        d_read = torch.baddbmm(
+            fading.total[:, i].mT * dS, a_faded[:, i].mT, d_right[:, i], alpha=-1 if corrects else 1
+        )
+        dS = d_read.baddbmm_(q_faded[:, i].mT, dO[:, i])
+
+    dAK = (d_right @ (found if corrects else v).mT).tril_(-1)
+    d_reading = d_right
+    if corrects:
+        dv, d_reading = d_right, -d_right
+        dAK.neg_()
+    else:
+        dv = dZ[..., :L, :] + AK.mT @ d_right
+    d_faded = dO @ starts.mT, d_reading @ starts.mT, Z @ dS_ends.mT  # of q, of a, of Y
+    d_logs = [x * dx for x, dx in zip((q_faded, a_faded, Y), d_faded, strict=True)]
+
+    dQY = dO @ Z.mT
+    dq, dk = fading.gradients(dQY[..., :L].tril(), QY[..., :L], q, k, early=False)
+    da, dk_again = fading.gradients(dAK, AK, a, k, early=not corrects)
+    dq = dq.addcmul_(fading.through, d_faded[0])
+    da = da.addcmul_(fading.through if corrects else fading.before, d_faded[1])
+    dk = (dk + dk_again).addcmul_(fading.to_end, d_faded[2][..., :L, :])
+    db, to_end = torch.zeros_like(b), d_logs[2]
+    if not corrects:
+        dAB = (d_right @ found.mT).tril_(-1)
+        dq_again, db = fading.gradients(dQY[..., L:].tril(), QY[..., L:], q, b, early=False)
+        da_again, db_again = fading.gradients(dAB, AB, a, b, early=True)
+        dq, da = dq + dq_again, da + da_again
+        db = (db + db_again).addcmul_(fading.to_end, d_faded[2][..., L:, :])
+        to_end = to_end[..., :L, :] + to_end[..., L:, :]
+    nothing = torch.zeros_like(d_logs[0])
+    early, late = (nothing, d_logs[0] + d_logs[1]) if corrects else (d_logs[1], d_logs[0])
+    kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * fading.total  # (G, n, 1, C)
+    dg = fading.log_gradient(early, late, to_end, kept)
+    return (*(x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg)), dS.clone())
+
+
+def _in_chunks(x, L):
+    return x.unflatten(1, (x.shape[1] // L, L))  # (G, n, L, .)
+
+
+def _at_the_ends(fading, q, k, a, b):
+    """Rows as they see what was there before the chunk, columns as they are seen after it."""
+    if b.shape[-1] == 0:
+        return a * fading.through, q * fading.through, k * fading.to_end
+    Y = torch.cat([k * fading.to_end, b * fading.to_end], dim=-2)
+    return a * fading.before, q * fading.through, Y
+
+
+def _written(v, found, corrects):
+    return found if corrects else torch.cat([v, found], dim=-2)
+
+
+@_forward.register_fake
+def _(q, k, v, a, b, g, S, chunk_size):
+    (G, N, M), C, L = v.shape, k.shape[-1], chunk_size
+    n, both = N // L, b.shape[-1] > 0
+    return (
+        v.new_empty(G, N, M),
+        torch.empty_like(S),
+        v.new_empty(G, n, C, M),
+        v.new_empty(G, n, L, M),
+        v.new_empty(G, n, L, L),
+        v.new_empty(G, n, L, L) if both else v.new_empty(0),
+        v.new_empty(G, n, L, 2 * L if both else L),
+    )
+
+
+@_backward.register_fake
+def _(grad_out, grad_S, q, k, v, a, b, g, *rest):
+    return (*(x.new_empty(x.shape) for x in (q, k, v, a, b, g)), grad_S.new_empty(grad_S.shape))
+
+
+_forward.register_vmap(fold(_forward))
+_backward.register_vmap(fold(_backward))
+
+
+_backward_once = once_differentiable(
+    _backward,
+    'form "chunkwise" can be differentiated once, in reverse mode: for more take "recurrent".',
+)
+
+
+class _Delta(torch.autograd.Function):
+    """`_forward` with `_backward` as its derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q, k, v, a, b, g, S, chunk_size):
+        return _forward(q, k, v, a, b, g, S, chunk_size)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, _, ctx.chunk_size = inputs
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(*tensors, *output[2:])
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_S, *_):
+        return (*_backward_once(grad_out, grad_S, *ctx.saved_tensors, ctx.chunk_size), None)
