@@ -1,6 +1,6 @@
 r"""A memory that fades, moves what it finds, and writes, in recurrent and in chunkwise form.
 
-    r_t = S_{t-1}ᵀ a_t        S_t = diag(exp(g_t)) S_{t-1} + b_t r_tᵀ + k_t v_tᵀ        o_t = S_tᵀ q_t
+    r_t = S_{t-1}ᵀ a_t      S_t = diag(exp(g_t)) S_{t-1} + b_t r_tᵀ + k_t v_tᵀ      o_t = S_tᵀ q_t
 
 Without b it *corrects*: what is found, then in the memory that has faded already, is the error of
 the value that is written,
@@ -20,15 +20,16 @@ and with columns Y and rows Z of all that is written, [K] and [u] or [K; B] and 
 (Yang et al., 2024 and 2025). The system is solved for the M columns of what the chunk's own state
 gives, chunk after chunk: no transition between chunks, C by C, is ever formed.
 
-A *segment* of a few chunks is one operator with a derivative of its own. With gradients on, only
-what enters a segment is kept, and the segment is computed again in the backward pass.
+A *segment* of a few chunks is one operator with a derivative of its own. Of long sequences only what
+enters a segment is kept for the backward pass, which computes the segment again.
 
-Here q, k, a, b are (..., N, C), v is (..., N, M), g is (..., N, C), or (..., N, 1) for one decay for
-all channels, and S is (..., C, M), with the leading dimensions that all but q share. All have the
-accumulation dtype.
+Here q, k, a, b are (..., N, C), v is (..., N, M), g is (..., N, C), or (..., N, 1) for one decay
+for all channels, and S is (..., C, M), with the leading dimensions that all but q share. All have
+the accumulation dtype.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from lesson_code._custom_ops import fold, once_differentiable
 from lesson_code.torch.engines.decays import decays
 
 SEGMENT = {"cpu": 2048, "cuda": 2**16}  # positions of all sequences that are computed at once
+LONG = 8192  # positions from which memory matters more than a second forward pass
 
 
 def delta(
@@ -88,8 +90,9 @@ def _chunkwise(q, k, v, a, b, g, S, L):
     flat = [x.expand(*leading, *x.shape[-2:]).reshape(G, *x.shape[-2:]) for x in (q, k, v, a, b, g)]
     state, outputs = S.reshape(G, *S.shape[-2:]), []
     sizes = _sizes(G, N, L, SEGMENT["cuda" if q.is_cuda else "cpu"])
+    segment = partial(_again, _segment) if N > LONG else _segment
     for rows in zip(*(x.split(sizes, dim=1) for x in flat), strict=True):
-        out, state = _again(_segment, *rows, state, min(L, rows[0].shape[1]))
+        out, state = segment(*rows, state, min(L, rows[0].shape[1]))
         outputs.append(out)
     return torch.cat(outputs, dim=1).reshape(*leading, N, v.shape[-1]), state.reshape(S.shape)
 
@@ -154,10 +157,11 @@ def _forward(
         starts.append(S)
         reading = a[:, i] @ S
         right = v[:, i] - reading if corrects else reading + AK[:, i] @ v[:, i]
-        found[:, i] = torch.linalg.solve_triangular(
+        found_i = torch.linalg.solve_triangular(
             system[:, i], right, upper=False, unitriangular=True
         )
-        Z = _written(v[:, i], found[:, i], corrects)
+        found[:, i] = found_i
+        Z = _written(v[:, i], found_i, corrects)
         out[:, i] = torch.baddbmm(q[:, i] @ S, QY[:, i], Z)
         S = torch.baddbmm(fading.total[:, i].mT * S, Y[:, i].mT, Z)
     return out.flatten(1, 2), S, torch.stack(starts, dim=1), found, AK, AB, QY
@@ -190,15 +194,15 @@ def _backward(
     dS, system = grad_S, (AK if corrects else -AB).mT
     for i in reversed(range(v.shape[1])):
         dS_ends[:, i] = dS
-        dZ[:, i].baddbmm_(Y[:, i], dS)
-        d_found = dZ[:, i, -L:]
-        d_right[:, i] = torch.linalg.solve_triangular(
-            system[:, i], d_found, upper=True, unitriangular=True
+        dZ_i = torch.baddbmm(dZ[:, i], Y[:, i], dS)
+        d_i = torch.linalg.solve_triangular(
+            system[:, i], dZ_i[:, -L:], upper=True, unitriangular=True
         )
-        d_read = torch.baddbmm(
-            fading.total[:, i].mT * dS, a_faded[:, i].mT, d_right[:, i], alpha=-1 if corrects else 1
-        )
-        dS = d_read.baddbmm_(q_faded[:, i].mT, dO[:, i])
+        if not corrects:
+            dZ[:, i] = dZ_i
+        d_right[:, i] = d_i
+        dS = torch.baddbmm(fading.total[:, i].mT * dS, q_faded[:, i].mT, dO[:, i])
+        dS = dS.baddbmm_(a_faded[:, i].mT, d_i, alpha=-1 if corrects else 1)
 
     dAK = (d_right @ (found if corrects else v).mT).tril_(-1)
     d_reading = d_right
