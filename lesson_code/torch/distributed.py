@@ -31,9 +31,9 @@ from lesson_code import _arguments
 from lesson_code.torch import gated, linear
 from lesson_code.torch._exchange import Exchange, number_of_ranks
 from lesson_code.torch.elementwise import divide
-from lesson_code.torch.engines import chunks
 from lesson_code.torch.engines import linear as engine
 from lesson_code.torch.engines.additive import additive
+from lesson_code.torch.engines.decays import sums_after, sums_through
 from lesson_code.torch.feature_maps import elu_plus_one, identity
 from lesson_code.torch.memory import LinearAttentionState
 from lesson_code.torch.operator import held
@@ -258,11 +258,11 @@ def gated_linear_attention(
 
     with full_precision(q):
         decay = g.sum(dim=-2)[..., None].exp()  # (..., D, 1), of the whole part
-        writes = (k * chunks.sums_after(g).exp()).mT @ v  # (..., D, M)
+        writes = (k * sums_after(g).exp()).mT @ v  # (..., D, M)
         sent = exchange.send(decay * S + writes, decay)
         inside, _ = additive(form, q, k, v, g, S, chunk_size=chunk_size)
         before, last = exchange.receive(sent)
-        out = inside + (q * chunks.sums_through(g).exp()) @ before
+        out = inside + (q * sums_through(g).exp()) @ before
     out = out.to(dtype)
     return (out, last) if return_state else out
 

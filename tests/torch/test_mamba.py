@@ -98,15 +98,13 @@ def test_large_and_zero_steps(form):
     assert d_delta.isfinite().all() and (d_delta[:3] != 0).all()
 
 
-@pytest.mark.parametrize(
-    ("function", "form"), [pair for pair in FORMS if pair != (selective_scan, "scan")]
-)
-def test_second_derivatives(function, form):
+@pytest.mark.parametrize("function", [selective_scan, state_space_dual])
+def test_second_derivatives(function):
     arguments = inside(draw(function, 4))
     arrays = [x.requires_grad_() for x in arguments.values()]
 
     def run(*args):
-        return function(**dict(zip(arguments, args, strict=True)), form=form)
+        return function(**dict(zip(arguments, args, strict=True)), form="recurrent")
 
     assert torch.autograd.gradgradcheck(run, arrays, fast_mode=True)
 

@@ -15,7 +15,9 @@ as it is.
 import torch
 from torch import Tensor
 
-from lesson_code.torch.engines import chunks
+from lesson_code._custom_ops import fold, once_differentiable
+from lesson_code.torch.engines.decays import decays
+from lesson_code.torch.engines.segments import by_segments, in_chunks
 
 
 def additive(
@@ -38,7 +40,12 @@ def additive(
     if form == "recurrent" or N == 0 or (form is None and N == 1):
         return _recurrent(q, k, v, log_decay, S, bonus)
     chunk_size = N if form == "parallel" else min(chunk_size, N)
-    return _chunkwise(q, k, v, log_decay, S, bonus, chunk_size)
+    if bonus is None:
+        return by_segments(_apply_late, (q, k, v, log_decay), S, chunk_size)
+    # A query sees the memory before its own token, which counts by the bonus.
+    own = (q * bonus[..., None, :] * k).sum(dim=-1, keepdim=True) * v
+    out, S = by_segments(_apply_early, (q, k, v, log_decay), S, chunk_size)
+    return out + own, S
 
 
 def _recurrent(q, k, v, log_decay, S, bonus):
@@ -56,46 +63,129 @@ def _recurrent(q, k, v, log_decay, S, bonus):
     return torch.cat(outputs, dim=-2), S
 
 
-def _chunkwise(q, k, v, log_decay, S, bonus, chunk_size):
-    # A token weighs its own value by q·k, or by q·diag(u)k; the rest is about earlier tokens.
-    own = (q * k if bonus is None else q * bonus[..., None, :] * k).sum(dim=-1, keepdim=True) * v
-    N = k.shape[-2]
-    q, k, v, g = (chunks.split(x, chunk_size) for x in (q, k, v, log_decay))  # (..., n, L, ·)
-    if bonus is None and g.shape[-1] == 1:
-        A = (q @ k.mT * chunks.decays_between(g)).tril(-1)  # (..., n, L, L)
-        through = chunks.sums_through(g)
-        q, k = q * through.exp(), k * chunks.sums_after(g).exp()
-        decays = through[..., -1:, :].exp()  # (..., n, 1, 1)
-    else:
-        A, q, k, decays = _by_halves(q, k, g, read_first=bonus is not None)
-    starts, S = chunks.carry(S, decays.mT, k.mT @ v, torch.mul)
-    return chunks.merge(q @ starts + A @ v, N) + own, S
+def _apply_late(*args):
+    return _Additive.apply(*args, False)[:2]
 
 
-def _by_halves(q, k, g, read_first):
-    """Weights A (..., L, L) of a chunk's earlier tokens, and what leads into and out of the chunk:
-    q decayed from its start, k decayed to its end, and the decays (..., 1, C) from start to end.
+def _apply_early(*args):
+    return _Additive.apply(*args, True)[:2]
 
-    From blocks of one token to blocks of two, of four, and so on. The second half of a block sees
-    the first through a matrix product, both sides decayed to the middle, which is after every key
-    and before every query: no exponent is above 0.
+
+@torch.library.custom_op("lesson_code::additive_forward", mutates_args=())
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor, chunk_size: int, early: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A segment of G sequences, as one operator for autograd, compile and vmap.
+
+    Parameters
+    ----------
+    q, k : tensor, shape (G, N, C)
+    v : tensor, shape (G, N, M)
+    g : tensor, shape (G, N, C) or (G, N, 1)
+    S : tensor, shape (G, C, M)
+    chunk_size : int
+        A divisor L of N = n L.
+    early : bool
+        Read before the own token decays and writes.
+
+    Returns
+    -------
+    out : tensor, shape (G, N, M)
+    S : tensor, shape (G, C, M)
+    starts : tensor, shape (G, n, C, M)
+        The state before each chunk.
+    QK : tensor, shape (G, n, L, L)
+        What each query sees of each key of its chunk.
     """
-    L = q.shape[-2]
-    size = 1 << (L - 1).bit_length()  # a power of two
-    q, k, g = (chunks.pad(x, size) for x in (q, k, g))
-    shared = torch.broadcast_shapes(k.shape[:-1], g.shape[:-1])
-    k, g = k.expand(*shared, -1), g.expand(*shared, -1)
-    q = (q if read_first else q * g.exp()).expand(*torch.broadcast_shapes(q.shape[:-1], shared), -1)
-    q, k, g = (x[..., None, :] for x in (q, k, g))  # blocks of one: (..., size, 1, C)
-    A = torch.zeros_like(q[..., :1])
-    while A.shape[-3] > 1:
-        halves = (x.unflatten(-3, (-1, 2)).unbind(-3) for x in (q, k, g, A))
-        (q, q_late), (k, k_late), (g, g_late), (A, A_late) = halves
-        late = q_late @ k.mT
-        A = torch.cat([A, torch.zeros_like(late)], dim=-1)
-        A = torch.cat([A, torch.cat([late, A_late], dim=-1)], dim=-2)
-        q = torch.cat([q, q_late * g.exp()], dim=-2)
-        k = torch.cat([k * g_late.exp(), k_late], dim=-2)
-        g = g + g_late  # of a block: (..., 1, C)
-    A, q, k, g = (x[..., 0, :, :] for x in (A, q, k, g))
-    return A[..., :L, :L], q[..., :L, :], k[..., :L, :], g.exp()
+    q, k, v, g = (in_chunks(x, chunk_size) for x in (q, k, v, g))
+    fading = decays(g)
+    QK = fading.products(q, k, early).tril_(-1 if early else 0)
+    q = q * (fading.before if early else fading.through)
+    writes = (k * fading.to_end).mT @ v  # (G, n, C, M)
+    starts, total = [], fading.total.mT
+    for i in range(v.shape[1]):
+        starts.append(S)
+        S = torch.addcmul(writes[:, i], total[:, i], S)
+    before = torch.stack(starts, dim=1)
+    return (q @ before + QK @ v).flatten(1, 2), S, before, QK
+
+
+@torch.library.custom_op("lesson_code::additive_backward", mutates_args=())
+def _backward(
+    grad_out: Tensor,
+    grad_S: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    starts: Tensor,
+    QK: Tensor,
+    chunk_size: int,
+    early: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `_forward` with respect to q, k, v, g and S."""
+    q, k, v, g, dO = (in_chunks(x, chunk_size) for x in (q, k, v, g, grad_out))
+    fading = decays(g)
+    row_fade = fading.before if early else fading.through
+    q_faded, k_faded = q * row_fade, k * fading.to_end
+    reads, total = q_faded.mT @ dO, fading.total.mT  # (G, n, C, M)
+    dS, ends = grad_S, []
+    for i in reversed(range(v.shape[1])):
+        ends.append(dS)
+        dS = torch.addcmul(reads[:, i], total[:, i], dS)
+    dS_ends = torch.stack(ends[::-1], dim=1)
+
+    dv = (QK.mT @ dO) + k_faded @ dS_ends
+    dq_faded, dk_faded = dO @ starts.mT, v @ dS_ends.mT
+    dQK = (dO @ v.mT).tril_(-1 if early else 0)
+    dq, dk = fading.gradients(dQK, QK, q, k, early)
+    dq, dk = dq.addcmul_(row_fade, dq_faded), dk.addcmul_(fading.to_end, dk_faded)
+    rows, nothing = q_faded * dq_faded, torch.zeros_like(q)
+    kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * fading.total  # (G, n, 1, C)
+    dg = fading.log_gradient(
+        *((rows, nothing) if early else (nothing, rows)), k_faded * dk_faded, kept
+    )
+    return (*(x.flatten(1, 2).contiguous() for x in (dq, dk, dv, dg)), dS.clone())
+
+
+@_forward.register_fake
+def _(q, k, v, g, S, chunk_size, early):
+    (G, N, M), C, L = v.shape, k.shape[-1], chunk_size
+    sizes = (G, N, M), S.shape, (G, N // L, C, M), (G, N // L, L, L)
+    return tuple(v.new_empty(size) for size in sizes)
+
+
+@_backward.register_fake
+def _(grad_out, grad_S, q, k, v, g, *rest):
+    return (*(x.new_empty(x.shape) for x in (q, k, v, g)), grad_S.new_empty(grad_S.shape))
+
+
+_forward.register_vmap(fold(_forward))
+_backward.register_vmap(fold(_backward))
+
+
+_backward_once = once_differentiable(
+    _backward,
+    'Chunks can be differentiated once, in reverse mode: for more take form "recurrent".',
+)
+
+
+class _Additive(torch.autograd.Function):
+    """`_forward` with `_backward` as its derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q, k, v, g, S, chunk_size, early):
+        return _forward(q, k, v, g, S, chunk_size, early)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, _, ctx.chunk_size, ctx.early = inputs
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(*tensors, *output[2:])
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_S, *_):
+        options = ctx.chunk_size, ctx.early
+        return (*_backward_once(grad_out, grad_S, *ctx.saved_tensors, *options), None, None)

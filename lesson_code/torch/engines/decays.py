@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lesson_code.torch.engines.chunks import sums_after, sums_before, sums_through
-
 BLOCK = 8  # positions whose products by channel are formed one by one
 
 
@@ -203,6 +201,21 @@ class PerChannel:
 
     def _blocks(self, x, value=0.0):
         return self._padded(x, value).unflatten(-2, (-1, self.block))
+
+
+def sums_through(g: Tensor) -> Tensor:
+    """Row t is g_1 + ... + g_t: (..., L, C) -> (..., L, C)."""
+    return g.cumsum(dim=-2)
+
+
+def sums_before(g: Tensor) -> Tensor:
+    """Row t is g_1 + ... + g_{t-1}."""
+    return pad(g[..., :-1, :], (0, 0, 1, 0)).cumsum(dim=-2)
+
+
+def sums_after(g: Tensor) -> Tensor:
+    """Row j is g_{j+1} + ... + g_L."""
+    return sums_before(g.flip(-2)).flip(-2)
 
 
 def _sums_from(x):

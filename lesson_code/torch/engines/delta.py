@@ -20,26 +20,17 @@ and with columns Y and rows Z of all that is written, [K] and [u] or [K; B] and 
 (Yang et al., 2024 and 2025). The system is solved for the M columns of what the chunk's own state
 gives, chunk after chunk: no transition between chunks, C by C, is ever formed.
 
-A *segment* of a few chunks is one operator with a derivative of its own. Of long sequences only what
-enters a segment is kept for the backward pass, which computes the segment again.
-
 Here q, k, a, b are (..., N, C), v is (..., N, M), g is (..., N, C), or (..., N, 1) for one decay
 for all channels, and S is (..., C, M), with the leading dimensions that all but q share. All have
 the accumulation dtype.
 """
 
-import math
-from functools import partial
-
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from lesson_code._custom_ops import fold, once_differentiable
 from lesson_code.torch.engines.decays import decays
-
-SEGMENT = {"cpu": 2048, "cuda": 2**16}  # positions of all sequences that are computed at once
-LONG = 8192  # positions from which memory matters more than a second forward pass
+from lesson_code.torch.engines.segments import by_segments, in_chunks
 
 
 def delta(
@@ -61,7 +52,8 @@ def delta(
     N = k.shape[-2]
     if form == "recurrent" or N == 0 or (form is None and N == 1):
         return _recurrent(q, k, v, a, b, log_decay, S)
-    return _chunkwise(q, k, v, a, b, log_decay, S, min(chunk_size, N))
+    b = k[..., :0] if b is None else b
+    return by_segments(_apply, (q, k, v, a, b, log_decay), S, min(chunk_size, N))
 
 
 def _recurrent(q, k, v, a, b, log_decay, S):
@@ -79,39 +71,7 @@ def _recurrent(q, k, v, a, b, log_decay, S):
     return torch.cat(outputs, dim=-2) if outputs else q @ S, S
 
 
-def _chunkwise(q, k, v, a, b, g, S, L):
-    leading = torch.broadcast_shapes(q.shape[:-2], S.shape[:-2])
-    if leading != S.shape[:-2]:  # more queries than memories, of which each is wanted once
-        _, last = _chunkwise(q.new_zeros(k.shape), k, v, a, b, g, S, L)
-        out, _ = _chunkwise(q, k, v, a, b, g, S.expand(*leading, -1, -1), L)
-        return out, last
-    G, N = math.prod(leading), k.shape[-2]
-    b = k[..., :0] if b is None else b
-    flat = [x.expand(*leading, *x.shape[-2:]).reshape(G, *x.shape[-2:]) for x in (q, k, v, a, b, g)]
-    state, outputs = S.reshape(G, *S.shape[-2:]), []
-    sizes = _sizes(G, N, L, SEGMENT["cuda" if q.is_cuda else "cpu"])
-    segment = partial(_again, _segment) if N > LONG else _segment
-    for rows in zip(*(x.split(sizes, dim=1) for x in flat), strict=True):
-        out, state = segment(*rows, state, min(L, rows[0].shape[1]))
-        outputs.append(out)
-    return torch.cat(outputs, dim=1).reshape(*leading, N, v.shape[-1]), state.reshape(S.shape)
-
-
-def _sizes(G, N, L, positions):
-    """Lengths of segments: of whole chunks, but for what is left at the end."""
-    size = max(1, positions // max(G * L, 1)) * L
-    whole = N - N % L
-    return [*[size] * (whole // size), *filter(None, [whole % size, N - whole])]
-
-
-def _again(segment, *args):
-    """Call a segment. With gradients on, keep what enters it, and compute it again for them."""
-    if torch.is_grad_enabled() and torch._C._functorch.maybe_current_level() is None:
-        return checkpoint(segment, *args, use_reentrant=False, preserve_rng_state=False)
-    return segment(*args)
-
-
-def _segment(*args):
+def _apply(*args):
     return _Delta.apply(*args)[:2]
 
 
@@ -142,7 +102,7 @@ def _forward(
     AK, AB, QY : tensor, shape (G, n, L, L), the last (G, n, L, 2 L) with b
         Products of rows and columns; without b the second is empty.
     """
-    q, k, v, a, b, g = (_in_chunks(x, chunk_size) for x in (q, k, v, a, b, g))
+    q, k, v, a, b, g = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g))
     corrects, fading = b.shape[-1] == 0, decays(g)
     AK = fading.products(a, k, early=not corrects).tril_(-1)
     AB = AK.new_empty(0) if corrects else fading.products(a, b, early=True).tril_(-1)
@@ -185,7 +145,7 @@ def _backward(
     chunk_size: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `_forward` with respect to q, k, v, a, b, g and S."""
-    q, k, v, a, b, g, dO = (_in_chunks(x, chunk_size) for x in (q, k, v, a, b, g, grad_out))
+    q, k, v, a, b, g, dO = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g, grad_out))
     L, corrects, fading = chunk_size, b.shape[-1] == 0, decays(g)
     a_faded, q_faded, Y = _at_the_ends(fading, q, k, a, b)
     Z = _written(v, found, corrects)
@@ -235,10 +195,6 @@ def _backward(
     return (*(x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg)), dS.clone())
 
 
-def _in_chunks(x, L):
-    return x.unflatten(1, (x.shape[1] // L, L))  # (G, n, L, .)
-
-
 def _at_the_ends(fading, q, k, a, b):
     """Rows as they see what was there before the chunk, columns as they are seen after it."""
     if b.shape[-1] == 0:
@@ -277,7 +233,7 @@ _backward.register_vmap(fold(_backward))
 
 _backward_once = once_differentiable(
     _backward,
-    'form "chunkwise" can be differentiated once, in reverse mode: for more take "recurrent".',
+    'Chunks can be differentiated once, in reverse mode: for more take form "recurrent".',
 )
 
 

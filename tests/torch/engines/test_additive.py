@@ -14,6 +14,7 @@ from lesson_code.measure import peak_bytes
 from lesson_code.torch.engines import additive as engine
 from lesson_code.torch.engines.additive import additive
 from tests.arrays import assert_close, tensors
+from tests.torch.engines.exponents import largest_exponent
 
 FORMS = ["recurrent", "parallel", "chunkwise"]
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -126,17 +127,8 @@ def test_zeros_change_nothing(form, width, bonus):
 @with_and_without_bonus
 def test_no_exponent_is_above_zero(form, width, bonus):
     """Each decay is exp of a sum of its own, never exp(G_t) * exp(-G_j)."""
-    largest = []
-    exp = torch.Tensor.exp
-
-    def watched(x):
-        largest.append(x.max().item())
-        return exp(x)
-
     args = draw(4, 37, 3, 4, width, bonus, logs=lambda rng, *s: -50 * decay_logs(rng, *s).abs())
-    with mock.patch.object(torch.Tensor, "exp", watched), mock.patch("torch.exp", watched):
-        additive(form, *args, chunk_size=16)
-    assert largest and max(largest) <= 0
+    assert largest_exponent(lambda: additive(form, *args, chunk_size=16)) <= 0
 
 
 @every_form
@@ -223,7 +215,7 @@ def test_gradients_are_those_of_the_sum(form, width, bonus):
 
 
 def test_a_single_token_takes_the_recurrent_form_and_more_take_chunks():
-    with mock.patch.object(engine, "_chunkwise", side_effect=engine._chunkwise) as chunkwise:
+    with mock.patch.object(engine, "by_segments", side_effect=engine.by_segments) as chunkwise:
         for form, N in ((None, 0), (None, 1), ("parallel", 0), ("chunkwise", 0), ("recurrent", 9)):
             additive(form, *draw(10, N))
         assert not chunkwise.called
