@@ -251,7 +251,8 @@ def gated_delta_product(
     """
     N, J = beta.shape[-2:]
     if J and (form == "chunkwise" or (form is None and N * J > 1)):
-        out, S = _chunkwise(*_steps(q, k, v, beta, log_decay), initial_state, chunk_size)
+        q, k, v, beta, g = _steps(q, k, v, beta, log_decay)
+        out, S = _chunkwise(q, k, v, beta, g, initial_state, chunk_size)
         return out[..., J - 1 :: J, :], S
     S, out = initial_state, []
     for t in range(N):

@@ -35,9 +35,8 @@ def delta_rule(
     tensor([[50., 60.],
             [30., 40.]])
     """
-    beta = beta[..., None]
-    no_decay = torch.zeros_like(beta)
-    return delta(form, q, beta * k, v, k, None, no_decay, initial_state, chunk_size=chunk_size)
+    rows = q, k, v, beta[..., None], torch.zeros_like(beta)[..., None]
+    return delta(form, _correction, rows, initial_state, chunk_size=chunk_size)
 
 
 @operator(
@@ -75,8 +74,8 @@ def gated_delta_rule(
     tensor([[7.],
             [3.]])
     """
-    k_beta, g = beta[..., None] * k, log_decay[..., None]
-    return delta(form, q, k_beta, v, k, None, g, initial_state, chunk_size=chunk_size)
+    rows = q, k, v, beta[..., None], log_decay[..., None]
+    return delta(form, _correction, rows, initial_state, chunk_size=chunk_size)
 
 
 @operator(
@@ -115,8 +114,8 @@ def kimi_delta_attention(
     tensor([[8.],
             [7.]])
     """
-    k_beta = beta[..., None] * k
-    return delta(form, q, k_beta, v, k, None, log_decay, initial_state, chunk_size=chunk_size)
+    rows = q, k, v, beta[..., None], log_decay
+    return delta(form, _correction, rows, initial_state, chunk_size=chunk_size)
 
 
 @operator(
@@ -157,5 +156,10 @@ def gated_delta_product(
     k, v, beta = (x.flatten(-3, -2) for x in (k, v, beta[..., None]))  # (..., N J, .)
     g = pad(log_decay[..., None], (0, J - 1)).flatten(-2, -1)[..., None]
     q = q.repeat_interleave(J, dim=-2)
-    out, S = delta(form, q, beta * k, v, k, None, g, initial_state, chunk_size=chunk_size)
+    out, S = delta(form, _correction, (q, k, v, beta, g), initial_state, chunk_size=chunk_size)
     return out[..., J - 1 :: J, :], S
+
+
+def _correction(q, k, v, beta, g):
+    """What the engine takes: values are written at βk, and what k finds is their error."""
+    return q, beta * k, v, k, None, g

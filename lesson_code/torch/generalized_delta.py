@@ -43,4 +43,5 @@ def generalized_delta_rule(
     tensor([[0.],
             [8.]])
     """
-    return delta(form, q, k, v, a, b, log_decay, initial_state, chunk_size=chunk_size)
+    rows = q, k, v, a, b, log_decay
+    return delta(form, lambda *rows: rows, rows, initial_state, chunk_size=chunk_size)

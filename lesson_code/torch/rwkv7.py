@@ -42,5 +42,10 @@ def rwkv7(
     tensor([[0.],
             [5.]])
     """
-    moved = -learning_rate * removal_key
-    return delta(form, r, k, v, removal_key, moved, log_decay, initial_state, chunk_size=chunk_size)
+    rows = r, k, v, log_decay, removal_key, learning_rate
+    return delta(form, _removal, rows, initial_state, chunk_size=chunk_size)
+
+
+def _removal(r, k, v, g, kappa, a):
+    """What the engine takes: what κ finds is removed at a∘κ."""
+    return r, k, v, kappa, -a * kappa, g

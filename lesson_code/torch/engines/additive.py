@@ -145,7 +145,8 @@ def _backward(
     dg = fading.log_gradient(
         *((rows, nothing) if early else (nothing, rows)), k_faded * dk_faded, kept
     )
-    return (*(x.flatten(1, 2).contiguous() for x in (dq, dk, dv, dg)), dS.clone())
+    dq, dk, dv, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, dg))
+    return dq, dk, dv, dg, dS.clone()
 
 
 @_forward.register_fake

@@ -25,6 +25,8 @@ for all channels, and S is (..., C, M), with the leading dimensions that all but
 the accumulation dtype.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -35,25 +37,30 @@ from lesson_code.torch.engines.segments import by_segments, in_chunks
 
 def delta(
     form: str | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor | None,
-    log_decay: Tensor,
+    terms: Callable[..., tuple],
+    rows: tuple[Tensor, ...],
     S: Tensor,
     *,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (..., N, M) and the last state (..., C, M), by "recurrent" or "chunkwise".
 
-    None takes "recurrent" for a single token, else "chunkwise".
+    ``terms(*rows)`` are q, k, v, a, b or None, and g of some rows (..., N, .), of which the first
+    are queries: what a model makes of its arguments is made of a segment at a time. A form of None
+    takes "recurrent" for a single token, else "chunkwise".
     """
-    N = k.shape[-2]
+    N = rows[0].shape[-2]
     if form == "recurrent" or N == 0 or (form is None and N == 1):
-        return _recurrent(q, k, v, a, b, log_decay, S)
-    b = k[..., :0] if b is None else b
-    return by_segments(_apply, (q, k, v, a, b, log_decay), S, min(chunk_size, N))
+        q, k, v, a, b, g = terms(*rows)
+        return _recurrent(q, k, v, a, b, g, S)
+
+    def segment(*args):
+        *rows, S, chunk_size = args
+        q, k, v, a, b, g = terms(*rows)
+        b = k[..., :0] if b is None else b
+        return _Delta.apply(q, k, v, a, b, g, S, chunk_size)[:2]
+
+    return by_segments(segment, rows, S, min(chunk_size, N))
 
 
 def _recurrent(q, k, v, a, b, log_decay, S):
@@ -61,7 +68,7 @@ def _recurrent(q, k, v, a, b, log_decay, S):
     # Unbound at once: the gradient of a slice is as long as the sequence, for each of N tokens.
     rows = (q, k, v, a, k if b is None else b, log_decay.exp())
     tokens = (x[..., None, :].unbind(-3) for x in rows)
-    for q_t, k_t, v_t, a_t, b_t, w_t in zip(*tokens, strict=True):  # (..., 1, ·)
+    for q_t, k_t, v_t, a_t, b_t, w_t in zip(*tokens, strict=True):  # (..., 1, .)
         if b is None:
             S = w_t.mT * S
             S = S + k_t.mT @ (v_t - a_t @ S)
@@ -69,10 +76,6 @@ def _recurrent(q, k, v, a, b, log_decay, S):
             S = w_t.mT * S + b_t.mT @ (a_t @ S) + k_t.mT @ v_t
         outputs.append(q_t @ S)
     return torch.cat(outputs, dim=-2) if outputs else q @ S, S
-
-
-def _apply(*args):
-    return _Delta.apply(*args)[:2]
 
 
 @torch.library.custom_op("lesson_code::delta_forward", mutates_args=())
@@ -192,7 +195,8 @@ def _backward(
     early, late = (nothing, d_logs[0] + d_logs[1]) if corrects else (d_logs[1], d_logs[0])
     kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * fading.total  # (G, n, 1, C)
     dg = fading.log_gradient(early, late, to_end, kept)
-    return (*(x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg)), dS.clone())
+    dq, dk, dv, da, db, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg))
+    return dq, dk, dv, da, db, dg, dS.clone()
 
 
 def _at_the_ends(fading, q, k, a, b):
