@@ -592,8 +592,9 @@ def state_exchange_bytes(
     columns, b bytes per number and a header of h.
 
     The extra column is the normalizer z, forward and backward, or the decay of gated linear
-    attention, forward alone. There are two states in the backward pass of a call that returned the
-    last state. Half precision is sent in float32, four bytes a number; float64 takes eight.
+    attention, forward alone; the transition of a delta rule takes C of them, forward alone. There
+    are two states in the backward pass of a call that returned the last state. Half precision is
+    sent in float32, four bytes a number; float64 takes eight.
 
     References
     ----------

@@ -18,7 +18,7 @@ from torch import Tensor
 from lesson_code import _arguments
 from lesson_code._custom_ops import once_differentiable
 
-FUNCTIONS = ("linear_attention", "gated_linear_attention")
+FUNCTIONS = ("linear_attention", "gated_linear_attention", "gated_delta_rule")
 OFF, UNUSED, NEEDED = range(3)  # gradients: not recorded, not needed, needed
 AXES = 8  # leading dimensions that a header has room for
 

@@ -36,7 +36,7 @@ def delta_rule(
             [30., 40.]])
     """
     rows = q, k, v, beta[..., None], torch.zeros_like(beta)[..., None]
-    return delta(form, _correction, rows, initial_state, chunk_size=chunk_size)
+    return delta(form, correction, rows, initial_state, chunk_size=chunk_size)
 
 
 @operator(
@@ -75,7 +75,7 @@ def gated_delta_rule(
             [3.]])
     """
     rows = q, k, v, beta[..., None], log_decay[..., None]
-    return delta(form, _correction, rows, initial_state, chunk_size=chunk_size)
+    return delta(form, correction, rows, initial_state, chunk_size=chunk_size)
 
 
 @operator(
@@ -115,7 +115,7 @@ def kimi_delta_attention(
             [7.]])
     """
     rows = q, k, v, beta[..., None], log_decay
-    return delta(form, _correction, rows, initial_state, chunk_size=chunk_size)
+    return delta(form, correction, rows, initial_state, chunk_size=chunk_size)
 
 
 @operator(
@@ -156,10 +156,10 @@ def gated_delta_product(
     k, v, beta = (x.flatten(-3, -2) for x in (k, v, beta[..., None]))  # (..., N J, .)
     g = pad(log_decay[..., None], (0, J - 1)).flatten(-2, -1)[..., None]
     q = q.repeat_interleave(J, dim=-2)
-    out, S = delta(form, _correction, (q, k, v, beta, g), initial_state, chunk_size=chunk_size)
+    out, S = delta(form, correction, (q, k, v, beta, g), initial_state, chunk_size=chunk_size)
     return out[..., J - 1 :: J, :], S
 
 
-def _correction(q, k, v, beta, g):
+def correction(q, k, v, beta, g):
     """What the engine takes: values are written at βk, and what k finds is their error."""
     return q, beta * k, v, k, None, g

@@ -17,7 +17,8 @@ gradient of its B (and of the last state), and folds them, in reverse, into that
 (:eq:`eq-split-gradient`).
 
 A normalizer z is one more column of the state, and a 1 at the end of each value writes it. A decay
-is sent as one more column, too.
+is sent as one more column, too. A delta rule mixes the rows of what it finds: its transition is a
+matrix, D more columns.
 """
 
 from collections.abc import Callable
@@ -28,18 +29,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lesson_code import _arguments
-from lesson_code.torch import gated, linear
+from lesson_code.torch import delta, gated, linear
 from lesson_code.torch._exchange import Exchange, number_of_ranks
 from lesson_code.torch.elementwise import divide
 from lesson_code.torch.engines import linear as engine
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.engines.decays import sums_after, sums_through
+from lesson_code.torch.engines.delta import delta as delta_engine
 from lesson_code.torch.feature_maps import elu_plus_one, identity
 from lesson_code.torch.memory import LinearAttentionState
 from lesson_code.torch.operator import held
 from lesson_code.torch.precision import accumulate, full_precision
 
-__all__ = ["gated_linear_attention", "linear_attention"]
+__all__ = ["gated_delta_rule", "gated_linear_attention", "linear_attention"]
 
 
 class _Exchange(Exchange):
@@ -61,6 +63,25 @@ class _Exchange(Exchange):
 
     def transition_gradient(self, dA, B):
         return (dA * B).sum(dim=-1, keepdim=True)
+
+
+class _MatrixExchange(Exchange):
+    """The same where a part's transition is a matrix (..., D, D)."""
+
+    def fold(self, P, T):
+        A = torch.zeros_like(T[0])
+        yield A
+        for rank in range(len(T)):
+            A = P[rank] @ A + T[rank]
+            yield A
+
+    def fold_back(self, P, dB, dA):
+        for rank in reversed(range(len(dB))):
+            yield dA
+            dA = dB[rank] + P[rank].mT @ dA
+
+    def transition_gradient(self, dA, B):
+        return dA @ B.mT
 
 
 def linear_attention(
@@ -263,6 +284,85 @@ def gated_linear_attention(
         inside, _ = additive(form, q, k, v, g, S, chunk_size=chunk_size)
         before, last = exchange.receive(sent)
         out = inside + (q * sums_through(g).exp()) @ before
+    out = out.to(dtype)
+    return (out, last) if return_state else out
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor,
+    *,
+    form: str | None = None,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    group: "dist.ProcessGroup | None" = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""The gated delta rule over a sequence that is split over ranks.
+
+    Computes :eq:`eq-gated-delta-rule`, as :func:`lesson_code.torch.gated_delta_rule` does for the
+    whole sequence. Ranks, parts, errors and gradients are as in :func:`linear_attention`. A part
+    makes :math:`P_r B_r + T_r` of the memory :math:`B_r` that it finds, where the transition
+
+    .. math::
+
+        P_r = \prod_t \alpha_t \left(I - \beta_t k_t k_t^\top\right)
+
+    has the last token of the part on the left. It is what the rule makes of the identity when all
+    values are 0, so both come from one pass, with D more columns of memory and of values. The
+    exchange sends D (M + D) numbers for each sequence of the batch; the backward pass D M, twice as
+    many with ``return_state=True``.
+
+    References
+    ----------
+    Yang et al. (2025), section 3, for the rule; Sun et al. (2025), LASP-2, for the all-gather of
+    states.
+
+    Examples
+    --------
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> k = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    >>> v = torch.tensor([[8.0], [10.0]])
+    >>> beta, log_decay = torch.tensor([1.0, 0.5]), torch.tensor([1.0, 0.5]).log()
+    >>> gated_delta_rule(k, k, v, beta, log_decay)
+    tensor([[ 8.],
+            [10.]])
+    >>> dist.destroy_process_group()
+    """
+    options: dict[str, Any] = {"form": form, "chunk_size": chunk_size, "return_state": return_state}
+    options["initial_state"] = initial_state
+    if number_of_ranks("gated_delta_rule", group) == 1:
+        return delta.gated_delta_rule(q, k, v, beta, log_decay, **options)
+    exchange = _MatrixExchange("gated_delta_rule", group, q)
+    if exchange.rank > 0:
+        options["initial_state"] = None
+    with exchange.telling_of_errors():
+        dtype = q.dtype
+        arguments = held(delta.gated_delta_rule, q, k, v, beta, log_decay, **options)
+        q, k, v, beta, g, S, chunk_size = (
+            arguments[name]
+            for name in ("q", "k", "v", "beta", "log_decay", "initial_state", "chunk_size")
+        )
+        beta, g = beta[..., None], g[..., None]
+        inputs = q, k, v, beta, g
+        exchange.announce(inputs, S, dtype=dtype, M=v.shape[-1], return_state=return_state)
+
+    with full_precision(q):
+        D, M = S.shape[-2:]
+        values = torch.nn.functional.pad(v, (0, D))  # (..., N, M + D)
+        memory = torch.cat(
+            [S, torch.eye(D, dtype=S.dtype, device=S.device).expand(*S.shape[:-1], D)], dim=-1
+        )
+        rows = q, k, values, beta, g
+        out, last = delta_engine(form, delta.correction, rows, memory, chunk_size=chunk_size)
+        sent = exchange.send(*last.split([M, D], dim=-1))
+        inside, seen = out.split([M, D], dim=-1)
+        before, last = exchange.receive(sent)
+        out = inside + seen @ before
     out = out.to(dtype)
     return (out, last) if return_state else out
 

@@ -27,12 +27,23 @@ from tests.torch.ranks import Ranks
 FORMS = {
     "linear": ["masked", "recurrent", "cumsum", "scan", "chunkwise", None],
     "gated": ["recurrent", "parallel", "chunkwise", None],
+    "delta": ["recurrent", "chunkwise", None],
 }
-CAUSAL = {"linear": {"causal": True}, "gated": {}}
-PLAIN = {"linear": plain.linear_attention, "gated": plain.gated_linear_attention}
-ACROSS = {"linear": distributed.linear_attention, "gated": distributed.gated_linear_attention}
+CAUSAL = {"linear": {"causal": True}, "gated": {}, "delta": {}}
+PLAIN = {
+    "linear": plain.linear_attention,
+    "gated": plain.gated_linear_attention,
+    "delta": plain.gated_delta_rule,
+}
+ACROSS = {
+    "linear": distributed.linear_attention,
+    "gated": distributed.gated_linear_attention,
+    "delta": distributed.gated_delta_rule,
+}
+NUMBER = {"linear": 3, "gated": 4, "delta": 5}  # of arguments
 every_size = pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 both = pytest.mark.parametrize("kind", ["linear", "gated"])
+every_kind = pytest.mark.parametrize("kind", PLAIN)
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +55,15 @@ def across():
 
 def warm_up():
     for kind in PLAIN:
-        tensors = [torch.zeros(3, 1, requires_grad=True) for _ in range(3 + (kind == "gated"))]
-        PLAIN[kind](*tensors, form="chunkwise", chunk_size=2, **CAUSAL[kind])
+        tensors = [torch.zeros(3, 1, requires_grad=True) for _ in range(NUMBER[kind])]
+        attend(PLAIN[kind], kind, tensors, None, {"form": "chunkwise", "chunk_size": 2})
 
 
 def draw(kind, seed=0, N=7, D=3, M=4, leading=((),) * 5):
-    """Inputs q, k, v (and log_decay) of a whole sequence, and an initial state, as arrays."""
+    """Inputs q, k, v, ... of a whole sequence, and an initial state, as arrays.
+
+    The beta and log_decay of the delta rule are columns here.
+    """
     rng = np.random.default_rng(seed)
     shapes = ((N, D), (N, D), (N, M), (N, D), (D, M))
     q, k, v, g, S = (
@@ -60,6 +74,12 @@ def draw(kind, seed=0, N=7, D=3, M=4, leading=((),) * 5):
     g = -np.exp(2 * g - 1)
     g[rng.random(g.shape) < 0.1] = 0
     g[rng.random(g.shape) < 0.05] = -np.inf
+    if kind == "delta":
+        k /= np.maximum(np.linalg.norm(k, axis=-1, keepdims=True), 1e-9)
+        beta = rng.uniform(0, 2, size=(*leading[3], N, 1))
+        g = -rng.exponential(size=beta.shape)
+        g[rng.random(g.shape) < 0.1] = -np.inf
+        return [q, k, v, beta, g], [S]
     return [q, k, v, g], [S]
 
 
@@ -85,6 +105,8 @@ def attend(function, kind, tensors, state, options):
         options["feature_map"] = getattr(feature_maps, options["feature_map"])
     if state is not None:
         state = LinearAttentionState(*state) if kind == "linear" else state[0]
+    if kind == "delta":
+        tensors = [*tensors[:3], *(x[..., 0] for x in tensors[3:])]
     out = function(*tensors, initial_state=state, **options)
     if not options.get("return_state"):
         return out, None
@@ -153,7 +175,7 @@ def check(across, kind, arrays, state, ends, options):
 
 
 @every_size
-@both
+@every_kind
 def test_every_form_and_option_is_one_process(across, ranks, kind):
     cases = itertools.product(FORMS[kind], [True, False], [True, False])
     for seed, (form, with_state, return_state) in enumerate(cases):
@@ -220,7 +242,7 @@ def test_shapes(across, kind, what):
             )
 
 
-@both
+@every_kind
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_other_dtypes(across, kind, dtype):
     arrays, state = draw(kind, N=40)
@@ -240,7 +262,7 @@ def last_states(rank, kind, arrays, ends):
     return numbers([again]), numbers(last), numbers(end)
 
 
-@both
+@every_kind
 def test_the_state_is_the_same_number_for_number_and_begins_the_next_call(across, kind):
     arrays, _ = draw(kind, N=9)
     found = across(3, "last_states", kind, arrays, [2, 7, 9])
@@ -257,7 +279,7 @@ def outputs(rank, kind, arrays, ends):
     return attend(ACROSS[kind], kind, inputs, None, {})[0].numpy()
 
 
-@both
+@every_kind
 def test_nan_goes_forward_only(across, kind):
     for spoiled in range(1, 3):
         arrays, _ = draw(kind, N=9, leading=((2,),) * 5)
@@ -297,7 +319,7 @@ def needed_by_some(rank, kind, arrays, state, ends, needed):
     return [[x.grad.numpy() for x in wanted], [x.grad is None for x in inputs].count(False)]
 
 
-@both
+@every_kind
 def test_gradients_that_some_ranks_need(across, kind):
     arrays, state = draw(kind, N=9)
     ends, n = [3, 6, 9], len(arrays)
@@ -341,7 +363,7 @@ def without_gradients(rank, kind, arrays, ends, mode):
     return [*numbers([out]), *numbers(last)]
 
 
-@both
+@every_kind
 @pytest.mark.parametrize("mode", ["no_grad", "inference", ""])
 def test_without_gradients(across, kind, mode):
     arrays, _ = draw(kind, N=9)
@@ -463,14 +485,15 @@ def written():
 
 
 @every_size
-@both
+@every_kind
 def test_bytes_are_those_of_the_formula(across, ranks, kind):
     for return_state, N in itertools.product((False, True), (4, 90)):  # whatever the length
         arrays, _ = draw(kind, N=N, D=32, M=48, leading=((2, 1), (3,), (2, 3), (1,), ()))
         args = kind, arrays, split(1, N, ranks), {"return_state": return_state}
+        there = {"extra": 32 if kind == "delta" else 1}  # z, a decay, or a transition
         back = {"extra": int(kind == "linear"), "states": 1 + return_state}
         expected = [
-            costs.state_exchange_bytes(ranks, 32, 48, heads=6, **more) for more in ({}, back)
+            costs.state_exchange_bytes(ranks, 32, 48, heads=6, **more) for more in (there, back)
         ]
         for *both_ways, wire in across(ranks, "what_is_sent", *args):
             for calls, bytes_ in zip(both_ways, expected, strict=True):
@@ -758,9 +781,9 @@ def in_subgroups(rank, kind, arrays, ends):
     mine, other = (groups[0], groups[1]) if rank in (1, 3) else (groups[1], groups[0])
     place = dist.get_rank(mine)
     inputs = [torch.from_numpy(x) for x in part(arrays, ends, place)]
-    out = ACROSS[kind](*inputs, group=mine, **CAUSAL[kind])
+    out, _ = attend(ACROSS[kind], kind, inputs, None, {"group": mine})
     try:
-        ACROSS[kind](*inputs, group=other, **CAUSAL[kind])
+        attend(ACROSS[kind], kind, inputs, None, {"group": other})
     except ValueError as error:
         return place, out.numpy(), str(error)
 
@@ -769,7 +792,8 @@ def test_a_group_of_some_ranks(across):
     arrays = {kind: draw(kind, N=9)[0] for kind in PLAIN}
     calls = [(4, "in_subgroups", kind, arrays[kind], [4, 9]) for kind in PLAIN]
     for kind, found in zip(PLAIN, across.at_once(calls), strict=True):
-        expected = PLAIN[kind](*map(torch.from_numpy, arrays[kind]), **CAUSAL[kind])
+        inputs = list(map(torch.from_numpy, arrays[kind]))
+        expected, _ = attend(PLAIN[kind], kind, inputs, None, {})
         for place, out, message in found:
             np.testing.assert_allclose(out, part([expected], [4, 9], place)[0], atol=1e-12)
             assert message == "group must have this process among its ranks, got one without it."
