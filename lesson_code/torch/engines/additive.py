@@ -98,11 +98,10 @@ def _forward(
         What each query sees of each key of its chunk.
     """
     q, k, v, g = (in_chunks(x, chunk_size) for x in (q, k, v, g))
-    fading = decays(g)
-    QK = fading.products(q, k, early).tril_(-1 if early else 0)
-    q = q * (fading.before if early else fading.through)
-    writes = (k * fading.to_end).mT @ v  # (G, n, C, M)
-    starts, total = [], fading.total.mT
+    [[QK]], [q], [k], total = decays(g).meet([(q, early)], [k])
+    QK = QK.tril(-1 if early else 0)
+    writes = k.mT @ v  # (G, n, C, M)
+    starts, total = [], total.mT
     for i in range(v.shape[1]):
         starts.append(S)
         S = torch.addcmul(writes[:, i], total[:, i], S)
@@ -126,9 +125,10 @@ def _backward(
     """Gradients of `_forward` with respect to q, k, v, g and S."""
     q, k, v, g, dO = (in_chunks(x, chunk_size) for x in (q, k, v, g, grad_out))
     fading = decays(g)
-    row_fade = fading.before if early else fading.through
-    q_faded, k_faded = q * row_fade, k * fading.to_end
-    reads, total = q_faded.mT @ dO, fading.total.mT  # (G, n, C, M)
+    before, through, to_end, total = fading.factors()
+    row_fade = before if early else through
+    q_faded, k_faded = q * row_fade, k * to_end
+    reads, total = q_faded.mT @ dO, total.mT  # (G, n, C, M)
     dS, ends = grad_S, []
     for i in reversed(range(v.shape[1])):
         ends.append(dS)
@@ -139,9 +139,9 @@ def _backward(
     dq_faded, dk_faded = dO @ starts.mT, v @ dS_ends.mT
     dQK = (dO @ v.mT).tril_(-1 if early else 0)
     dq, dk = fading.gradients(dQK, QK, q, k, early)
-    dq, dk = dq.addcmul_(row_fade, dq_faded), dk.addcmul_(fading.to_end, dk_faded)
+    dq, dk = dq.addcmul_(row_fade, dq_faded), dk.addcmul_(to_end, dk_faded)
     rows, nothing = q_faded * dq_faded, torch.zeros_like(q)
-    kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * fading.total  # (G, n, 1, C)
+    kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total.mT  # (G, n, 1, C)
     dg = fading.log_gradient(
         *((rows, nothing) if early else (nothing, rows)), k_faded * dk_faded, kept
     )

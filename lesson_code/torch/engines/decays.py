@@ -6,11 +6,15 @@ With g_t ≤ 0, the logarithm of a decay, row x_t and column y_j of a chunk meet
 
 A row that looks at the memory before its own token fades it (``early``) lacks the last term, and
 has no product with its own column. What was there before the chunk has faded until a row by
-`before` or `through`, a column fades until the chunk's end by `to_end`, the whole chunk by `total`.
+`before` or `through`, a column fades until the chunk's end by `to_end`, a whole chunk fades by
+`total`.
 
-No exponent is above 0, and -inf is exact: only sums of g over a stretch are formed, never the
-difference of two, and products of their exponentials. Gradients go the same way back, as gradients
+No exponent is above 0, and -inf is exact: decays over a stretch are sums of g or products of their
+exponentials, never a difference or a quotient of two. Gradients go the same way back, as gradients
 of the logarithms of these factors, which are 0 where a factor is 0; `gradients` notes its own.
+
+`meet` gives the products of all rows with all columns, rows (x, early) as they see what was there
+before the chunk, columns as they are seen after it, and the total.
 
 All is (..., L, D), with g (..., L, 1) for one decay for all channels, or (..., L, D). None of it is
 seen by autograd.
@@ -19,6 +23,9 @@ seen by autograd.
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+Rows = list[tuple[Tensor, bool]]
+Met = tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]
 
 BLOCK = 8  # positions whose products by channel are formed one by one
 
@@ -36,23 +43,26 @@ class Shared:
         # Row i of column j is g_i if i > j, and their sum down to row t is that of j + 1 to t.
         self.between = g.expand(*g.shape[:-1], L).tril(-1).cumsum_(dim=-2).exp_().tril_()
         self.through = sums_through(g).exp_()  # (..., L, 1)
-        self.before = pad(self.through[..., :-1, :], (0, 0, 1, 0), value=1)
-        self.to_end = self.between[..., -1, :, None]
-        self.total = self.through[..., -1:, :]
-        self.d_between = torch.zeros_like(self.between)  # of its logarithm
+        self.d_between: Tensor | float = 0.0  # the gradient of its logarithm
 
-    def products(self, x: Tensor, y: Tensor, early: bool) -> Tensor:
-        return self._fade(x @ y.mT, early)
+    def meet(self, rows: Rows, columns: list[Tensor]) -> Met:
+        before, through, to_end, total = self.factors()
+        P = [[self._fade(x @ y.mT, early) for y in columns] for x, early in rows]
+        xs = [x * (before if early else through) for x, early in rows]
+        return P, xs, [y * to_end for y in columns], total
+
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """before, through, to_end and total; `gradients` comes after it."""
+        before = pad(self.through[..., :-1, :], (0, 0, 1, 0), value=1)
+        to_end, total = self.between[..., -1, :, None], self.through[..., -1:, :]
+        return before, self.through, to_end, total
 
     def gradients(
         self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool
     ) -> tuple[Tensor, Tensor]:
         """Those of x and y, from those of their products P."""
         noted = dP * P
-        if early:
-            self.d_between[..., :-1, :] += noted[..., 1:, :]
-        else:
-            self.d_between += noted
+        self.d_between = self.d_between + (pad(noted[..., 1:, :], (0, 0, 0, 1)) if early else noted)
         dP = self._fade(dP.clone(), early)
         return dP @ y, dP.mT @ x
 
@@ -65,8 +75,8 @@ class Shared:
         )
         through = through + pad(before[..., 1:, :], (0, 0, 0, 1))
         through[..., -1:, :] += total
-        self.d_between[..., -1, :] += to_end[..., 0]
-        between = _sums_from(self.d_between).tril_(-1).sum(dim=-1, keepdim=True)
+        d_between = self.d_between + pad(to_end.mT, (0, 0, to_end.shape[-2] - 1, 0))
+        between = _sums_from(d_between).tril_(-1).sum(dim=-1, keepdim=True)
         return between + _sums_from(through)
 
     def _fade(self, P, early):
@@ -91,16 +101,55 @@ class PerChannel:
         while self.size < self.L:
             self.size *= 2
         self.alpha = g.exp()
-        self.d_g = torch.zeros_like(self._padded(g))
-        blocks = self._blocks(g)  # (..., n, block, D)
-        alpha = self._blocks(self.alpha, value=1)
+        alpha = self._blocks(self.alpha, value=1)  # (..., n, block, D)
         fade = torch.ones_like(alpha[..., 1:, :])
         self.near = [fade]  # of each distance: what fades between the two
         for d in range(2, self.block):
             fade = fade[..., :-1, :] * alpha[..., d - 1 : -1, :]
             self.near.append(fade)
-        before, to_end = sums_before(blocks).exp_(), sums_after(blocks).exp_()
-        total = blocks.sum(dim=-2, keepdim=True).exp_()
+        self.block_before, self.block_to_end = torch.ones_like(alpha), torch.ones_like(alpha)
+        for t in range(1, self.block):
+            for x, one, last in ((self.block_before, t, t - 1), (self.block_to_end, -t - 1, -t)):
+                torch.mul(x[..., last, :], alpha[..., last, :], out=x[..., one, :])
+        self.block_total = self.block_before[..., -1:, :] * alpha[..., -1:, :]
+        self.d_g: Tensor | None = None
+
+    def meet(self, rows: Rows, columns: list[Tensor]) -> Met:
+        xs = [self._padded(x if early else x * self.alpha) for x, early in rows]
+        ys = [self._padded(y) for y in columns]
+        P = [[x.new_zeros(*x.shape[:-1], self.size) for _ in ys] for x in xs]
+        pairs = [(i, j) for i in range(len(xs)) for j in range(len(ys))]
+        xs, ys = ([self._blocks(z) for z in zs] for zs in (xs, ys))
+        for i, j in pairs:
+            blocks = _diagonal_blocks(P[i][j], self.block)
+            for d, fade in enumerate(self.near, 1):
+                near = (xs[i][..., d:, :] * ys[j][..., :-d, :]).mul_(fade).sum(dim=-1)
+                blocks.diagonal(-d, -2, -1).copy_(near)
+        # From here on rows are decayed since their block's start, and columns until its end.
+        xs = [(x * self.block_before).flatten(-3, -2) for x in xs]
+        ys = [(y * self.block_to_end).flatten(-3, -2) for y in ys]
+        half, total = self.block, self.block_total
+        while half < self.size:
+            late, early = [_half(x, half, 1) for x in xs], [_half(y, half, 0) for y in ys]
+            for i, j in pairs:
+                far = _diagonal_blocks(P[i][j], 2 * half)[..., half:, :half]
+                far.copy_(late[i] @ early[j].mT)
+            first, second = total.unflatten(-3, (-1, 2)).unbind(-3)
+            for x in late:
+                x.mul_(first)
+            for y in early:
+                y.mul_(second)
+            half, total = 2 * half, first * second
+        L = self.L
+        P = [[product[..., :L, :L] for product in row] for row in P]
+        for i, j in pairs:
+            x, early = rows[i]
+            if not early:
+                P[i][j].diagonal(dim1=-2, dim2=-1).copy_((x * columns[j]).sum(dim=-1))
+        return P, [x[..., :L, :] for x in xs], [y[..., :L, :] for y in ys], total[..., 0, :, :]
+
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        before, to_end, total = self.block_before, self.block_to_end, self.block_total
         self.far = []  # of the halves that meet: what fades rows, and what fades columns
         while before.shape[-3] > 1:
             (early, before), (to_end, late), (first, second) = (
@@ -110,28 +159,10 @@ class PerChannel:
             before = torch.cat([early, before * first], dim=-2)
             to_end = torch.cat([to_end * second, late], dim=-2)
             total = first * second
+        self.d_g = torch.zeros_like(self._padded(self.alpha))
         self.d_far = [[torch.zeros_like(x) for x in fades] for fades in self.far]
-        self.before = before[..., 0, : self.L, :]
-        self.to_end = to_end[..., 0, : self.L, :]
-        self.total = total[..., 0, :, :]
-        self.through = self.before * self.alpha
-
-    def products(self, x: Tensor, y: Tensor, early: bool) -> Tensor:
-        own = None if early else (x * y).sum(dim=-1)
-        x, y = self._padded(x if early else x * self.alpha), self._padded(y)
-        P = x.new_zeros(*x.shape[:-1], self.size)
-        near_blocks, xs, ys = _diagonal_blocks(P, self.block), self._blocks(x), self._blocks(y)
-        for d, fade in enumerate(self.near, 1):
-            near = (xs[..., d:, :] * ys[..., :-d, :]).mul_(fade).sum(dim=-1)
-            near_blocks.diagonal(-d, -2, -1).copy_(near)
-        for row_fade, column_fade in self.far:
-            half = row_fade.shape[-2]
-            rows, columns = _half(x, half, 1) * row_fade, _half(y, half, 0) * column_fade
-            _diagonal_blocks(P, 2 * half)[..., half:, :half].copy_(rows @ columns.mT)
-        P = P[..., : self.L, : self.L]
-        if own is not None:
-            P.diagonal(dim1=-2, dim2=-1).copy_(own)
-        return P
+        before, to_end = (x[..., 0, : self.L, :] for x in (before, to_end))
+        return before, before * self.alpha, to_end, total[..., 0, :, :]
 
     def gradients(
         self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool

@@ -106,13 +106,12 @@ def _forward(
         Products of rows and columns; without b the second is empty.
     """
     q, k, v, a, b, g = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g))
-    corrects, fading = b.shape[-1] == 0, decays(g)
-    AK = fading.products(a, k, early=not corrects).tril_(-1)
-    AB = AK.new_empty(0) if corrects else fading.products(a, b, early=True).tril_(-1)
-    QY = fading.products(q, k, early=False).tril_()
-    if not corrects:
-        QY = torch.cat([QY, fading.products(q, b, early=False).tril_()], dim=-1)
-    a, q, Y = _at_the_ends(fading, q, k, a, b)
+    corrects = b.shape[-1] == 0
+    columns = [k] if corrects else [k, b]
+    P, (a, q), Y, total = decays(g).meet([(a, not corrects), (q, False)], columns)
+    AK, *AB = (x.tril(-1) for x in P[0])
+    QY = torch.cat([x.tril() for x in P[1]], dim=-1)
+    Y, AB = torch.cat(Y, dim=-2), AK.new_empty(0) if corrects else AB[0]
 
     out, found, starts = torch.empty_like(v), torch.empty_like(v), []
     system = AK if corrects else -AB
@@ -126,7 +125,7 @@ def _forward(
         found[:, i] = found_i
         Z = _written(v[:, i], found_i, corrects)
         out[:, i] = torch.baddbmm(q[:, i] @ S, QY[:, i], Z)
-        S = torch.baddbmm(fading.total[:, i].mT * S, Y[:, i].mT, Z)
+        S = torch.baddbmm(total[:, i].mT * S, Y[:, i].mT, Z)
     return out.flatten(1, 2), S, torch.stack(starts, dim=1), found, AK, AB, QY
 
 
@@ -150,7 +149,10 @@ def _backward(
     """Gradients of `_forward` with respect to q, k, v, a, b, g and S."""
     q, k, v, a, b, g, dO = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g, grad_out))
     L, corrects, fading = chunk_size, b.shape[-1] == 0, decays(g)
-    a_faded, q_faded, Y = _at_the_ends(fading, q, k, a, b)
+    before, through, to_end, total = fading.factors()
+    a_fade = through if corrects else before
+    a_faded, q_faded = a * a_fade, q * through
+    Y = torch.cat([y * to_end for y in ([k] if corrects else [k, b])], dim=-2)
     Z = _written(v, found, corrects)
 
     dZ, d_right, dS_ends = QY.mT @ dO, torch.empty_like(v), torch.empty_like(starts)
@@ -164,7 +166,7 @@ def _backward(
         if not corrects:
             dZ[:, i] = dZ_i
         d_right[:, i] = d_i
-        dS = torch.baddbmm(fading.total[:, i].mT * dS, q_faded[:, i].mT, dO[:, i])
+        dS = torch.baddbmm(total[:, i].mT * dS, q_faded[:, i].mT, dO[:, i])
         dS = dS.baddbmm_(a_faded[:, i].mT, d_i, alpha=-1 if corrects else 1)
 
     dAK = (d_right @ (found if corrects else v).mT).tril_(-1)
@@ -180,31 +182,23 @@ def _backward(
     dQY = dO @ Z.mT
     dq, dk = fading.gradients(dQY[..., :L].tril(), QY[..., :L], q, k, early=False)
     da, dk_again = fading.gradients(dAK, AK, a, k, early=not corrects)
-    dq = dq.addcmul_(fading.through, d_faded[0])
-    da = da.addcmul_(fading.through if corrects else fading.before, d_faded[1])
-    dk = (dk + dk_again).addcmul_(fading.to_end, d_faded[2][..., :L, :])
-    db, to_end = torch.zeros_like(b), d_logs[2]
+    dq = dq.addcmul_(through, d_faded[0])
+    da = da.addcmul_(a_fade, d_faded[1])
+    dk = (dk + dk_again).addcmul_(to_end, d_faded[2][..., :L, :])
+    db, d_to_end = torch.zeros_like(b), d_logs[2]
     if not corrects:
         dAB = (d_right @ found.mT).tril_(-1)
         dq_again, db = fading.gradients(dQY[..., L:].tril(), QY[..., L:], q, b, early=False)
         da_again, db_again = fading.gradients(dAB, AB, a, b, early=True)
         dq, da = dq + dq_again, da + da_again
-        db = (db + db_again).addcmul_(fading.to_end, d_faded[2][..., L:, :])
-        to_end = to_end[..., :L, :] + to_end[..., L:, :]
+        db = (db + db_again).addcmul_(to_end, d_faded[2][..., L:, :])
+        d_to_end = d_to_end[..., :L, :] + d_to_end[..., L:, :]
     nothing = torch.zeros_like(d_logs[0])
     early, late = (nothing, d_logs[0] + d_logs[1]) if corrects else (d_logs[1], d_logs[0])
-    kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * fading.total  # (G, n, 1, C)
-    dg = fading.log_gradient(early, late, to_end, kept)
+    kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total  # (G, n, 1, C)
+    dg = fading.log_gradient(early, late, d_to_end, kept)
     dq, dk, dv, da, db, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg))
     return dq, dk, dv, da, db, dg, dS.clone()
-
-
-def _at_the_ends(fading, q, k, a, b):
-    """Rows as they see what was there before the chunk, columns as they are seen after it."""
-    if b.shape[-1] == 0:
-        return a * fading.through, q * fading.through, k * fading.to_end
-    Y = torch.cat([k * fading.to_end, b * fading.to_end], dim=-2)
-    return a * fading.before, q * fading.through, Y
 
 
 def _written(v, found, corrects):

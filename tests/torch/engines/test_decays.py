@@ -41,6 +41,10 @@ def faded(x, y, g, early):
     return torch.stack(P, dim=-1).unflatten(-1, (L, L))
 
 
+def products(fading, x, y, early):
+    return fading.meet([(x, early)], [y])[0][0][0]
+
+
 def factors(g):
     """before, through, to_end and total."""
     L = g.shape[-2]
@@ -68,10 +72,16 @@ def test_sums_over_a_part_of_a_chunk(L, width):
 def test_products_and_factors_are_the_sums(L, width, early):
     x, y, g = draw(2, 3, L, 5), draw(2, 3, L, 5, seed=1), decay_logs(2, 3, L, width, seed=L)
     fading = decays.decays(g)
-    assert_close(fading.products(x, y, early).tril(), faded(x, y, g, early))
-    found = fading.before, fading.through, fading.to_end, fading.total
-    for x, right in zip(found, factors(g), strict=True):
-        assert_close(x, right)
+    (row,), (x_faded,), y_faded, total = fading.meet([(x, early)], [y, 2 * y])
+    for scale, P in enumerate(row, 1):
+        assert_close(P.tril(), scale * faded(x, y, g, early))
+    found = fading.factors()
+    for factor, right in zip(found, factors(g), strict=True):
+        assert_close(factor, right)
+    before, through, to_end, whole = found
+    assert_close(x_faded, x * (before if early else through))
+    assert_close(y_faded[1], 2 * y * to_end)
+    assert_close(total, whole)
 
 
 @pytest.mark.parametrize("L", [1, 2, 3, 7, 8, 9, 16, 24, 33])
@@ -87,10 +97,11 @@ def test_gradients_are_those_of_the_sums(L, width):
     expected = torch.autograd.grad(loss, (x, y, a, b, g))
 
     fading = decays.decays(g.detach())
+    fading.factors()
     found = []
     for pair, dP, early in (((x, y), d_early, True), ((a, b), d_late, False)):
         pair = [x.detach() for x in pair]
-        found += fading.gradients(dP, fading.products(*pair, early), *pair, early)
+        found += fading.gradients(dP, products(fading, *pair, early), *pair, early)
     logs = [w * f.detach() for w, f in zip(weights, factors(g), strict=True)]
     found.append(fading.log_gradient(*logs))
     for x, right in zip(found, expected, strict=True):
@@ -109,7 +120,7 @@ def test_known_bug_a_difference_of_cumulative_sums(width):
         G = g.cumsum(dim=0)[:, 0]
         wrong = G[4] - G[1]
         assert wrong.isnan() if lost == INF else abs(wrong / -0.003 - 1) > lost
-        P = decays.decays(g).products(one, one / width, early=False)
+        P = products(decays.decays(g), one, one / width, False)
         assert abs(P[4, 1].log() / -0.003 - 1) < 1e-4  # 0.003 beside 1: three digits less
         assert P[4, 0] == 0
 
@@ -117,7 +128,7 @@ def test_known_bug_a_difference_of_cumulative_sums(width):
 @WIDTHS
 def test_decays_in_float32_keep_their_digits_however_many_there_are(width):
     one, g = torch.ones(4096, width), torch.full((4096, width), -0.1)
-    P = decays.decays(g).products(one, one / width, early=False)
+    P = products(decays.decays(g), one, one / width, False)
     exact = math.exp(5 * torch.tensor(-0.1).double())
     for t in (5, 500, 4095):
         assert abs(P[t, t - 5] / exact - 1) < 1e-6
@@ -129,7 +140,8 @@ def test_the_future_leaves_no_trace_in_gradients(width):
     """fla's chunks took exp before the mask: exp of the future is inf, and 0 * inf is NaN."""
     one, g = torch.ones(33, width), torch.full((33, width), -200.0)
     fading = decays.decays(g)
-    P = fading.products(one, one / width, early=False)
+    P = products(fading, one, one / width, False)
+    fading.factors()
     assert torch.equal(P.tril(), torch.eye(33))
     for x in fading.gradients(torch.ones(33, 33).tril(), P, one, one / width, early=False):
         assert x.isfinite().all()
