@@ -130,14 +130,15 @@ class PerChannel:
         ys = [(y * self.block_to_end).flatten(-3, -2) for y in ys]
         half, total = self.block, self.block_total
         while half < self.size:
-            late, early = [_half(x, half, 1) for x in xs], [_half(y, half, 0) for y in ys]
+            late_xs = [_half(x, half, 1) for x in xs]
+            early_ys = [_half(y, half, 0) for y in ys]
             for i, j in pairs:
                 far = _diagonal_blocks(P[i][j], 2 * half)[..., half:, :half]
-                far.copy_(late[i] @ early[j].mT)
+                far.copy_(late_xs[i] @ early_ys[j].mT)
             first, second = total.unflatten(-3, (-1, 2)).unbind(-3)
-            for x in late:
+            for x in late_xs:
                 x.mul_(first)
-            for y in early:
+            for y in early_ys:
                 y.mul_(second)
             half, total = 2 * half, first * second
         L = self.L

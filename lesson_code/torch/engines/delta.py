@@ -108,10 +108,9 @@ def _forward(
     q, k, v, a, b, g = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g))
     corrects = b.shape[-1] == 0
     columns = [k] if corrects else [k, b]
-    P, (a, q), Y, total = decays(g).meet([(a, not corrects), (q, False)], columns)
-    AK, *AB = (x.tril(-1) for x in P[0])
-    QY = torch.cat([x.tril() for x in P[1]], dim=-1)
-    Y, AB = torch.cat(Y, dim=-2), AK.new_empty(0) if corrects else AB[0]
+    P, (a, q), faded, total = decays(g).meet([(a, not corrects), (q, False)], columns)
+    AK, AB = P[0][0].tril(-1), v.new_empty(0) if corrects else P[0][1].tril(-1)
+    QY, Y = torch.cat([x.tril() for x in P[1]], dim=-1), torch.cat(faded, dim=-2)
 
     out, found, starts = torch.empty_like(v), torch.empty_like(v), []
     system = AK if corrects else -AB
