@@ -85,7 +85,11 @@ FIGURES = {
     "devices.moved": ({"base": [300], "a": [1_900, 2_000], "b": [140]}, "base", (2_000, 8_000)),
     "kernels.roofline": (DEVICES, {"D = 64": (16384, 512), "D = 128": (65536, 1024)}),
     "kernels.waiting": (),
-    "kernels.bounds": ({"a": {"bytes": 0.1, "trips": 0.3}, "b": {"bytes": 0.2, "trips": 0.16}},),
+    "kernels.bounds": (
+        {"8 heads": {"a": {"work": 0.1, "trips": 0.3}, "b": {"work": 2}}},
+        0.1,
+        (1,),
+    ),
     "kernels.gpu_map": (),
     "kernels.warp_access": ({"neighbors": LANES * 4, "apart": LANES * 128},),
     "kernels.column_threads": (),
