@@ -136,7 +136,7 @@ def bounds(
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.grid(visible=False, axis="y")
     panels[-1, 0].set_xlabel("milliseconds at least")
-    legend_below(figure, [*handles, line], [*names, "the bytes alone"], ncols=4)
+    legend_below(figure, [*handles, line], [*names, "every byte once"], ncols=4)
     return figure
 
 

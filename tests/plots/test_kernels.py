@@ -60,7 +60,7 @@ def test_bars_of_bounds_are_as_long_as_the_times() -> None:
         widths = [p.get_width() for p in axes.patches]
         np.testing.assert_allclose(widths, expected, rtol=1e-12)
         assert axes.get_lines()[-1].get_xdata()[0] == 0.05
-    assert {"0.40", "0.36", "work", "trips", "the bytes alone"} <= set(words(figure))
+    assert {"0.40", "0.36", "work", "trips", "every byte once"} <= set(words(figure))
 
 
 def test_a_bar_that_is_too_long_is_broken_off() -> None:
