@@ -274,12 +274,8 @@ def my_quotient(S, z):
 my_quotient.mistakes(
     (
         lambda S, z: torch.where(z > 0, S / z, 0.0),
-        "The outputs are right, but 0 / 0 was computed, and its derivative times 0 is nan.",
-    ),
-    (
-        lambda S, z: torch.nan_to_num(S / z),
-        "The outputs are right, but 0 / 0 was computed before it was replaced, and the gradient "
-        "passes through it.",
+        "The outputs are right, but 0 / 0 was computed before it was replaced, and its derivative "
+        "times 0 is nan.",
     ),
     (
         lambda S, z: S / (z + 1e-6),
