@@ -73,6 +73,7 @@ FIGURES = {
     "layer.model": (),
     "layer.three_ways": (K, V, {"Bytes kept after 1,000 tokens:": (0, 512_000, 16_640)}),
     "layer.by_people": ([(1, 2), (3, 4)], {"one": [[1, 0.9], [1, 0.8]], "two": [[0.5, 0.1]]}),
+    "layer.places": (["Ann", "Bob", "Cy"], np.eye(3), [1.0, 0.9, 0.5]),
     "layer.who_sees_whom": ({"one": WEIGHTS, "other": 100 * WEIGHTS},),
     "scans.scan_of_pairs": ([(1, 3), (2, 1), (1, 4), (2, 2)],),
     "scans.row_and_column": (4, 3, 2),
