@@ -122,8 +122,8 @@ def orders(N: int, L: int, steps: int) -> BookFigure:
         "still to come": "white",
     }
     patches = [Patch(facecolor=color, edgecolor="#b5b5b5") for color in kinds.values()]
-    below = {"ncols": 2, "loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "handlelength": 1}
-    figure.legend(patches, list(kinds), **below)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "handlelength": 1}
+    legend_below(figure, patches, list(kinds), ncols=2, **below)
     return figure
 
 
