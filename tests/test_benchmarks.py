@@ -36,7 +36,7 @@ SMALL = {
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
     "pronouns": ["--steps", "3", "--seeds", "0"],
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
-    "scans": ["--lengths", "70", "128", "--repeats", "1"],
+    "scans": ["--lengths", "64", "128", "--repeats", "1"],
     "stalls": ["--kernels", "chunked"],
 }
 

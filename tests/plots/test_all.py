@@ -77,6 +77,7 @@ FIGURES = {
     "layer.who_sees_whom": ({"one": WEIGHTS, "other": 100 * WEIGHTS},),
     "scans.scan_of_pairs": ([(1, 3), (2, 1), (1, 4), (2, 2)],),
     "scans.row_and_column": (4, 3, 2),
+    "scans.chunk_sizes": ({"a": {8: 3.0, 16: 1.0}, "b": {8: 2.0, 16: 4.0}},),
     "scans.orders": (8, 2, 2),
     "scans.gradients": (Q, K, V, GO),
     "devices.side_by_side": ({"this": {"a": LINE, "b": LINE}, "that": {"a": LINE}},),
