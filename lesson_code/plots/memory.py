@@ -133,8 +133,9 @@ def halfway(n: int, D: int, M: int) -> BookFigure:
         axes.add_patch(Ellipse((0, 0), *size, facecolor=BLUE, alpha=0.16, edgecolor="none"))
     size = (8 * along, 8 * across)
     axes.add_patch(Ellipse((0, 0), *size, facecolor="none", edgecolor=BLUE, linewidth=1.6))
-    round_cloud = {"edgecolor": GRAY, "linestyle": (0, (3, 2)), "linewidth": 1.6}
-    axes.add_patch(Ellipse((0, 0), 8 * across, 8 * across, facecolor="none", **round_cloud))
+    circle = Ellipse((0, 0), 8 * across, 8 * across, facecolor="none", edgecolor=GRAY)
+    circle.set(linestyle=(0, (3, 2)), linewidth=1.6)
+    axes.add_patch(circle)
     arrow(axes, (0, 0), (distance, 0), VERMILION, lw=1.6)
     axes.plot([0, distance], [0, 0], "o", color=INK, markersize=7, zorder=4)
     beside(axes, "right value $v_i$", (0, 0), (0, -16), ha="center")
