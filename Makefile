@@ -61,6 +61,7 @@ bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/exchange.py
 	"$(BIN)"/python benchmarks/generation.py
 	"$(BIN)"/python benchmarks/registers.py
+	"$(BIN)"/python benchmarks/stalls.py
 	"$(BIN)"/python benchmarks/chapters.py
 
 # Trains the models whose results the book shows: over an hour on two free cores, and it may be stopped and gone on with.

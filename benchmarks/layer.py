@@ -15,6 +15,13 @@ no keys and puts their parameters into a wider feed-forward sublayer. The step s
 one of four with which the loss on other tales of the training's kind is smallest, over all seeds;
 the models are trained three times as long, too, with this step size and the next smaller one.
 
+For linear attention, a row also says which names share a place in the state: those where the query
+of one matches the keys of the other at least half as well as its own. And it says how much of the
+probability that the model misses is missed at these names.
+
+Besides, one batch goes forward and backward through the linear model, by one call and by one step
+for each word; the file has the fastest of the times, in milliseconds of the processor.
+
 Every run is saved when it ends, and a run that the file has is not repeated.
 """
 
@@ -32,7 +39,7 @@ from lesson_code import results
 
 # All that a result depends on. A change of anything else that matters raises the version.
 SETTINGS = {
-    "version": 1,
+    "version": 2,
     "words": 16,  # names, and as many verbs
     "sentences": 32,
     "width": 32,
@@ -123,12 +130,25 @@ def train(model, steps, rate, seed, settings):
 
 @torch.no_grad()
 def ask(model, text, settings):
-    """Where the verb is known: its log-probability, how many people were met, and what is new."""
+    """Where the verb is known: its log-probability, the name, the people met, and what is new."""
     who, verb = text[:, 0::3], text[:, 1::3]
     known = (who[:, :, None] == who[:, None, :]).tril(-1).any(dim=-1)
     people = (~known).cumsum(dim=1)
     log_p = model(text)[:, 0::3].log_softmax(dim=-1).gather(-1, verb[..., None])[..., 0]
-    return log_p[known], people[known], held_out(who, verb - settings["words"])[known]
+    is_new = held_out(who, verb - settings["words"])
+    return log_p[known], who[known], people[known], is_new[known]
+
+
+@torch.no_grad()
+def shared_places(model, settings):
+    """Pairs of names of which one's query matches the other's keys half as well as its own."""
+    n, words, block, layer = settings["words"], model.embedding.weight, *model.blocks
+    asking = words[:n] + block.previous(words[2 * n])  # a name after the period
+    written = words[n : 2 * n] + block.previous(words[:n])[:, None]  # each verb after each name
+    q = lt.elu_plus_one(layer.query(asking))
+    k = lt.elu_plus_one(layer.key(written)).mean(dim=1)
+    match = q @ k.T / (q * k).sum(dim=-1, keepdim=True)
+    return [[i, j] for i in range(n) for j in range(i) if max(match[i, j], match[j, i]) > 0.5]
 
 
 def run(mixer, steps, rate, seed, settings):
@@ -140,8 +160,10 @@ def run(mixer, steps, rate, seed, settings):
     seconds = time.perf_counter() - start
     other = tales(np.random.default_rng([seed, 1]), settings["asked"], settings)
     new = tales(np.random.default_rng([seed, 2]), settings["asked"], settings, new=True)
-    log_p, people, is_new = ask(model, new, settings)
+    log_p, who, people, is_new = ask(model, new, settings)
     p = log_p.exp()
+    shared = shared_places(model, settings) if mixer == "linear" else None
+    in_pair = torch.isin(who, torch.tensor(shared or [], dtype=who.dtype))
     return {
         "mixer": mixer,
         "steps": steps,
@@ -155,7 +177,34 @@ def run(mixer, steps, rate, seed, settings):
         "probability_by_people": [
             p[(people >= low) & (people <= high)].mean().item() for low, high in settings["people"]
         ],
+        "shared": shared,
+        "missed_at_shared": ((1 - p)[in_pair].sum() / (1 - p).sum()).item() if shared else None,
         "seconds": seconds,
+    }
+
+
+def time_batch(settings, repeats=20):
+    """Fewest milliseconds to make the gradients of one batch, in parallel and step by step."""
+    torch.manual_seed(0)
+    model = make_model("linear", settings)
+    text = tales(np.random.default_rng(0), settings["batch"], settings)
+
+    def in_steps(words):
+        state, logits = model.initial_state(len(words)), []
+        for t in range(words.shape[1]):
+            logit, state = model.step(words[:, t], state)
+            logits.append(logit)
+        return torch.stack(logits, dim=1)
+
+    def milliseconds(forward):
+        start = time.process_time()
+        logits = forward(text[:, :-1])
+        nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()
+        return 1000 * (time.process_time() - start)
+
+    return {
+        name: min(milliseconds(forward) for _ in range(repeats))
+        for name, forward in {"forward": model, "step": in_steps}.items()
     }
 
 
@@ -207,6 +256,7 @@ def main():
     output = options.output or Path(results.__file__).with_name("layer.json")
     torch.set_num_threads(1)
     rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
+    times = time_batch(settings)
 
     while left := [job for job in all_jobs(settings, rows) if job not in map(job_of, rows)]:
         row = run(*left[0], settings)
@@ -215,16 +265,17 @@ def main():
         rows.sort(key=lambda row: jobs.index(job_of(row)))
         found = f"probability {row['probability']:.3f}, loss {row['loss']:.3f}"
         print(f"{len(left)} left; {job_of(row)}: {found} ({row['seconds']:.0f} s)", flush=True)
-        save(output, settings, rows)
+        save(output, settings, times, rows)
     print(f"wrote {output}")
 
 
-def save(output, settings, rows):
+def save(output, settings, times, rows):
     result = {
         "what": "tales in which a name tells the verb, models of one layer, float32",
         "seed": settings["seeds"],
         "settings": settings,
         "renew": RENEW,
+        "milliseconds_batch": times,
         "rows": rows,
     }
     with contextlib.redirect_stdout(None):

@@ -36,7 +36,8 @@ SMALL = {
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
     "pronouns": ["--steps", "3", "--seeds", "0"],
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
-    "scans": ["--lengths", "70", "128", "--repeats", "1"],
+    "scans": ["--lengths", "64", "128", "--repeats", "1"],
+    "stalls": ["--kernels", "chunked"],
 }
 
 
@@ -66,7 +67,7 @@ def test_a_script_writes_what_is_committed(name: str, tmp_path: Path) -> None:
 def test_a_result_says_where_it_comes_from(name: str) -> None:
     result = results.load(name)
     assert {"what", "machine", "date", "rows"} <= set(result)
-    assert "seed" in result or name in ("chapters", "exchange", "registers")  # which draw nothing
+    assert "seed" in result or name in ("chapters", "exchange", "registers", "stalls")  # no draws
     assert {"device", "threads", "python", "torch"} <= set(result["machine"])
     assert result["rows"]
 

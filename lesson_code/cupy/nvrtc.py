@@ -39,11 +39,12 @@ class Usage(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What the compiler made of a source: its kernels by name, their PTX, and its warnings."""
+    """What the compiler made of a source: kernels by name, PTX, warnings, and the GPU's program."""
 
     kernels: dict[str, Usage]
     ptx: str
     warnings: str
+    binary: bytes
 
 
 def version() -> str:
@@ -95,13 +96,15 @@ def compile_source(
     try:
         library.compileProgram(program, (*options, "--ptxas-options=-v"))
         ptx, log = library.getPTX(program), library.getProgramLog(program)
+        binary = library.getCUBIN(program)
     except library.NVRTCError as error:
         message = library.getProgramLog(program).strip() or str(error)
         raise RuntimeError(f"{name} does not compile for {architecture}:\n{message}") from error
     finally:
         library.destroyProgram(program)
     ptx = ptx.decode() if isinstance(ptx, bytes) else ptx
-    return Compiled(_usage(log), ptx.rstrip("\0"), _REPORT.sub("", log).strip(" \n\0"))
+    warnings = _REPORT.sub("", log).strip(" \n\0")
+    return Compiled(_usage(log), ptx.rstrip("\0"), warnings, binary)
 
 
 def _library():

@@ -304,8 +304,8 @@ INDEX.value(
     COLUMN,
     "how many of the two find it for M = 6, for M = 4 and for M = 3",
 ).mistakes(
-    ([2, 0, 2], "For M < D the wrong index stays behind the right one. Does it leave the array?"),
-    ([2, 2, 2], "For M = D, how do the wrong index and the right one differ?"),
+    ([2, 0, 2], "For M < C the wrong index stays behind the right one. Does it leave the array?"),
+    ([2, 2, 2], "For M = C, how do the wrong index and the right one differ?"),
 )
 
 

@@ -14,6 +14,7 @@ CELL = "The layer is a cell"
 ORDERS = "One set of weights, two orders"
 NORM = "Heads, a norm, a projection"
 LEAK = "A norm that looks ahead"
+INSIDE = "Where linear attention loses"
 
 # --- By hand -----------------------------------------------------------------------------------
 
@@ -178,6 +179,35 @@ DECODERS.value("lost", q_3 @ S_3 / (q_3 @ q_3), EQUATIONS, "two numbers").mistak
     (READ, "That is what the right decoder reads. What is z after the interruption?"),
     (q_3 @ W_V, "S is lost here as well: only the cherry's own value is left."),
     (q_3 @ S_3, "The z of the cherry itself is there, and it divides."),
+)
+
+# --- Two people in one drawer ------------------------------------------------------------------
+
+DRAWER = Exercise("ex-layer-drawer", CHAPTER)
+KNITS, SAILS = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
+TOLD = "two numbers, the weights of knits and sails"
+PRIVATE = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]]).double()
+HABITS = torch.stack([KNITS, KNITS, SAILS])
+
+
+def asked(query):
+    """What a query reads after Dan was told twice and Flo once, Flo with a feature of her own."""
+    query = torch.tensor(query).double()
+    return query @ PRIVATE.T @ HABITS / (query @ PRIVATE.T).sum()
+
+
+DRAWER.value("shared", (2 * KNITS + SAILS) / 3, INSIDE, TOLD).mistakes(
+    (KNITS, "That is what Dan reads if Flo has not come. Her key is the same as his."),
+    (2 * KNITS + SAILS, "This is not divided by anything yet."),
+    ((KNITS + SAILS) / 2, "Dan's habit was told twice, so it is written twice."),
+)
+DRAWER.value("flo", asked([0.0, 1.0]), INSIDE, TOLD).mistakes(
+    (asked([1.0, 1.0]), "That is what the query [1, 1] reads. Hers is [0, 1]."),
+    (asked([1.0, 0.0]), "That is what Dan's query reads."),
+)
+DRAWER.value("dan", asked([1.0, -1.0]), INSIDE, TOLD).mistakes(
+    (2 * KNITS, "This is not divided by anything yet."),
+    (asked([1.0, 0.0]), "That is what the query [1, 0] reads. Which one takes Flo's part away?"),
 )
 
 # --- A norm over the past ----------------------------------------------------------------------

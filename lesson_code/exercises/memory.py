@@ -1,7 +1,5 @@
 """Exercises of the chapter on the outer-product memory."""
 
-import math
-
 import numpy as np
 
 from lesson_code.exercises import Exercise, _arrays
@@ -169,59 +167,40 @@ MISTAKES.value(
     ),
 )
 
-# --- Binary values -----------------------------------------------------------------------------
+# --- A memory that fades -----------------------------------------------------------------------
 
-BINARY = Exercise("ex-memory-binary", CHAPTER)
-
-
-def tail(variance):
-    """How often a normal variable of this variance is above 1."""
-    return math.erfc(1 / math.sqrt(2 * variance)) / 2
+FADE = Exercise("ex-memory-fade", CHAPTER)
 
 
-def tokens_and_width(rng, N):
-    return int(rng.integers(N + 1, 4 * N + 2)), int(rng.integers(2 * N, 6 * N))
+def age_width_and_decay(rng, N):
+    return int(rng.integers(0, N + 1)), int(rng.integers(2, 3 * N + 2)), rng.uniform(0.9, 0.99)
 
 
-@BINARY.function(LOUD, inputs=tokens_and_width, unit="")
-def wrong_share(n, D):
-    return tail((n - 1) / D)
+@FADE.function(LOUD, inputs=age_width_and_decay, unit="")
+def noise_at(a, D, gamma):
+    return (gamma ** (-2 * a) / (1 - gamma**2) - 1) / D
 
 
-ALL_ARE_NOISE = "All n tokens are counted as crosstalk. One of them is the signal."
-
-
-@wrong_share.mistake(ALL_ARE_NOISE)
-def all_are_noise(n, D):
-    return tail(n / D)
-
-
-wrong_share.mistakes(
+noise_at.mistakes(
     (
-        lambda n, D: 2 * tail((n - 1) / D),
-        "Noise on both sides is counted. Only one direction changes the sign.",
+        lambda a, D, gamma: gamma ** (-2 * a) / (1 - gamma**2) / D,
+        "The fact itself is counted as crosstalk. Its own power is missing from the sum of the "
+        "others.",
     ),
     (
-        lambda n, D: tail(((n - 1) / D) ** 2),
-        "The power (n - 1)/D is taken for the standard deviation; it is the variance.",
+        lambda a, D, gamma: (gamma**-a / (1 - gamma) - 1) / D,
+        "A factor of the state acts on the power by its square, in the signal and in the noise.",
     ),
     (
-        lambda n, D: tail((n - 1) / D / 2),
-        "A factor is missing inside: a normal variable of standard deviation σ is above 1 with "
-        "probability erfc(1 / (σ √2)) / 2.",
+        lambda a, D, gamma: (1 / (1 - gamma**2) - gamma ** (2 * a)) / D,
+        "This is the crosstalk over the power of a fact that has not faded. The signal fades, too.",
     ),
 )
 
+AGE = max(a for a in range(100) if noise_at.reference(a, 64, 31 / 32) <= 1)
 
-def pairs_at_one_percent(share):
-    return max(n for n in range(2, 65) if share(n, 64) <= 0.01)
-
-
-PAIRS = pairs_at_one_percent(wrong_share.reference)
-
-BINARY.value("pairs", PAIRS, LOUD, "how many pairs, at most 1 wrong sign in 100, D = 64").mistakes(
-    (PAIRS + 1, "With so many it is already a little more than 1 in 100."),
-    (pairs_at_one_percent(all_are_noise), ALL_ARE_NOISE),
+FADE.value("age", AGE, LOUD, "a whole number of tokens, D = 64 and γ = 31/32").mistakes(
+    (AGE + 1, "At this age the noise is already a little stronger than the signal."),
 )
 
 # --- Taking a fact out again ------------------------------------------------------------------

@@ -16,8 +16,10 @@ SPACING = "Floats have spacing"
 STICK = "Sums stick"
 REPAIRS = "Two repairs: more digits, or fewer additions"
 ZERO = "A feature that rounds to zero"
+EPSILON = "An epsilon changes the function"
 RANGE = "Exponentials out of range"
 RUNNING = "The running maximum"
+MASK = "Mask before the exponential"
 SAME = "When are two results the same?"
 
 # --- Floats of four digits ---------------------------------------------------------------------
@@ -233,6 +235,57 @@ low.mistakes(
         shifted(-2000.0),
         "So far below, e^x itself rounds to 0, in the right function, too: both return 0, and the "
         "check has nothing to object to.",
+    ),
+)
+
+# --- A quotient with a gradient ----------------------------------------------------------------
+
+QUOTIENT = Exercise("ex-numerics-quotient", CHAPTER)
+
+
+def sums_some_zero(rng, N):
+    """Sums of which every third row, the first among them, has met no feature at all."""
+    z = torch.from_numpy(rng.uniform(1e-6, 2, (N, 1)))
+    S = z * torch.from_numpy(rng.standard_normal((N, 3)))
+    z[::3], S[::3] = 0, 0
+    return S, z
+
+
+def with_gradients(fn):
+    def run(S, z):
+        S, z = S.clone().requires_grad_(), z.clone().requires_grad_()
+        out = fn(S, z)
+        of_S, of_z = torch.autograd.grad(out.sum(), (S, z), allow_unused=True)
+        missing = torch.zeros(())
+        return {
+            "output": out.detach(),
+            "gradient for S": missing if of_S is None else of_S,
+            "gradient for z": missing if of_z is None else of_z,
+        }
+
+    return run
+
+
+@QUOTIENT.function(MASK, inputs=sums_some_zero, view=with_gradients)
+def my_quotient(S, z):
+    return torch.where(z > 0, S / torch.where(z > 0, z, 1.0), 0.0)
+
+
+my_quotient.mistakes(
+    (
+        lambda S, z: torch.where(z > 0, S / z, 0.0),
+        "The outputs are right, but 0 / 0 was computed before it was replaced, and its derivative "
+        "times 0 is nan.",
+    ),
+    (
+        lambda S, z: S / (z + 1e-6),
+        "An epsilon changes the outputs where z is small, and at 0 the gradient for S is a million "
+        "instead of 0.",
+        EPSILON,
+    ),
+    (
+        lambda S, z: torch.where(z > 0, S / torch.where(z > 0, z, 1.0).detach(), 0.0),
+        "The gradient for z is missing: only the zeros are to be replaced, not the whole of z.",
     ),
 )
 

@@ -13,7 +13,7 @@ WARPS = "Warps that wait for warps"
 BANKS = "Sixteen bytes of padding"
 SEGMENTS = "Segments"
 
-# --- Bytes, with a pencil ----------------------------------------------------------------------
+# --- Counting bytes ----------------------------------------------------------------------------
 
 BYTES = Exercise("ex-cuda-bytes", CHAPTER)
 

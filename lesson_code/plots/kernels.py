@@ -1,9 +1,10 @@
 """Figures of the GPU kernels: who computes what, in which order, and how memory is asked for it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Circle, Patch, Polygon
@@ -56,9 +57,9 @@ def roofline(
 
 
 @drawing
-def waiting(loads: int = 4, latency: float = 5.0) -> BookFigure:
+def waiting(loads: int = 4, latency: float = 4.5) -> BookFigure:
     """The same loads and the same work: one trip after another, and all on their way at once."""
-    work, shift, row = 1.2, 0.25, 1.2
+    work, shift, row = 1.7, 0.25, 1.2
     each, below = latency + work, 3.4
     end = below + 0.9 + row * loads + 0.6
     figure, axes = canvas(loads * each + 0.4, end + 1.0, unit=0.235)
@@ -66,7 +67,8 @@ def waiting(loads: int = 4, latency: float = 5.0) -> BookFigure:
     def load(i: int, asked: float, used: float, y: float) -> None:
         rectangle(axes, asked, y, latency, 1, pale.BLUE)
         _write(axes, asked + latency / 2, y + 0.52, f"load {i + 1}")
-        _box(axes, used, y, work, 1, str(i + 1), pale.GREEN)
+        rectangle(axes, used, y, work, 1, pale.GREEN)
+        _write(axes, used + work / 2, y + 0.52, f"use {i + 1}", fontsize=9)
 
     _write(axes, 0, 0, "one trip after another", ha="left")
     _write(axes, 0, below, "all in flight together", ha="left")
@@ -83,27 +85,58 @@ def waiting(loads: int = 4, latency: float = 5.0) -> BookFigure:
 
 
 @drawing
-def bounds(times: Mapping[str, Mapping[str, float]]) -> BookFigure:
-    """The least time of each kernel, in milliseconds: all that it waits for, one after another."""
-    names = list(dict.fromkeys(name for kernel in times.values() for name in kernel))
-    figure, ((axes,),) = new_figure(width=5.6, height=1.5 + 0.42 * len(times))
+def bounds(
+    cases: Mapping[str, Mapping[str, Mapping[str, float]]],
+    bytes_alone: float,
+    ends: Sequence[float],
+) -> BookFigure:
+    """The least time of each kernel, in milliseconds: what it waits for, one after another.
+
+    cases gives for the title of a panel, of each kernel, the times by name; bytes_alone is marked
+    in every panel. A panel ends at its number of `ends`, and a longer bar is broken off there.
+    """
+    kernels = [kernel for case in cases.values() for kernel in case.values()]
+    names = list(dict.fromkeys(name for kernel in kernels for name in kernel))
+    rows = [len(case) for case in cases.values()]
+    figure, panels = new_figure(
+        1,
+        len(cases),
+        width=5.6,
+        height=0.7 + 0.75 * len(cases) + 0.42 * sum(rows),
+        height_ratios=rows,
+    )
     fills = cycle([(pale.BLUE, ""), (pale.VERMILION, "//"), (pale.GREEN, "..")])
     fill = dict(zip(names, fills, strict=False))
-    handles = [Patch(fc=fc, hatch=hatch, ec=GRAY, linewidth=0.8) for fc, hatch in fill.values()]
-    for y, kernel in enumerate(times.values()):
-        left = 0.0
-        for name, time in kernel.items():
-            fc, hatch = fill[name]
-            axes.barh(y, time, 0.62, left, fc=fc, hatch=hatch, ec=GRAY, linewidth=0.8)
-            left += time
-        beside(axes, f"{left:.2f}", (left, y), (5, 0), va="center")
-    axes.set_yticks(range(len(times)), list(times))
-    axes.set(ylim=(len(times) - 0.5, -0.5), xlabel="milliseconds at least")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.14)
-    axes.set_xlim(left=0)
-    legend_below(figure, handles, names, ncols=3)
+    handles: list[Artist] = [
+        Patch(fc=fc, hatch=hatch, ec=GRAY, linewidth=0.8) for fc, hatch in fill.values()
+    ]
+    for (axes,), (title, case), end in zip(panels, cases.items(), ends, strict=True):
+        for y, parts in enumerate(case.values()):
+            left, total = 0.0, sum(parts.values())
+            for name, time in parts.items():
+                fc, hatch = fill[name]
+                width = min(time, max(0.9 * end - left, 0)) if total > end else time
+                axes.barh(y, width, 0.62, left, fc=fc, hatch=hatch, ec=GRAY, linewidth=0.8)
+                left += width
+            if total > end:  # two white strokes break the bar off
+                for x in (0.79, 0.82):
+                    stroke = np.array([x - 0.01, x + 0.01]) * end
+                    axes.plot(stroke, [y + 0.4, y - 0.4], color="white", linewidth=3, zorder=4)
+            beside(
+                axes,
+                f"{total:.2f}" if total < 10 else f"{total:.1f}",
+                (left, y),
+                (5, 0),
+                va="center",
+            )
+        line = axes.axvline(bytes_alone, color=INK, linestyle=(0, (1.5, 1.5)), linewidth=1.6)
+        axes.set_yticks(range(len(case)), list(case))
+        axes.set(xlim=(0, 1.03 * end), ylim=(len(case) - 0.5, -0.5))
+        axes.set_title(title, loc="left")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.grid(visible=False, axis="y")
+    panels[-1, 0].set_xlabel("milliseconds at least")
+    legend_below(figure, [*handles, line], [*names, "every byte once"], ncols=4)
     return figure
 
 
@@ -114,19 +147,19 @@ def gpu_map() -> BookFigure:
     u, left = 0.245, 0.65  # of a thread; where the warps begin
     for shift in (0.5, 0.25, 0.0):
         rectangle(axes, shift, -shift, 10.7, 7.9, "white", linewidth=1.2)
-    _write(axes, 0.3, 0.5, "multiprocessor", ha="left")
+    _write(axes, 0.3, 0.5, "multiprocessor, with 256 kB of registers", ha="left")
     for x, width in (0.3, 8.55), (9.05, 1.4):
         rectangle(axes, x, 0.95, width, 6.65, FAINT, linestyle=(0, (4, 3)))
     _write(axes, left, 1.4, "block", ha="left")
     _write(axes, 9.75, 1.4, "block")
-    for y, text in (2.5, "registers"), (4.4, "256 kB for all warps"):
+    for y in 2.5, 4.4:
         _write(axes, left + 16 * u, y - 0.35, "warp of 32 threads")
         for i in range(32):
             x = left + i * u
             rectangle(axes, x, y, u, 0.4, "white", linewidth=0.6)
             rectangle(axes, x, y + 0.4, u, 0.7, pale.GREEN, linewidth=0.6)
         behind = {"fc": pale.GREEN, "ec": "none", "pad": 1.5}
-        _write(axes, left + 16 * u, y + 0.75, text, bbox=behind)
+        _write(axes, left + 16 * u, y + 0.75, "registers", bbox=behind)
     _double(axes, left + 16 * u, 5.5, 6.35)
     _box(axes, left, 6.35, 32 * u, 0.9, "shared memory, up to 228 kB", pale.YELLOW)
     _double(axes, left + 16 * u, 7.9, 8.9)

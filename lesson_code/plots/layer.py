@@ -1,4 +1,4 @@
-"""Figures of the layer: cell, orders, model, three ways to decode, who is recalled, who sees."""
+"""Figures of the layer: cell, orders, model, ways to decode, who is recalled, places, who sees."""
 
 from collections.abc import Mapping, Sequence
 
@@ -184,6 +184,33 @@ def by_people(
     axes.set_xticks(groups, names)
     axes.set(xlabel="people so far", ylabel="probability of the verb", ylim=(0, 1.03))
     name_lines(axes, [line for line in axes.get_lines() if line.get_label()[0] != "_"], height)
+    return figure
+
+
+@drawing
+def places(names: Sequence[str], match: ArrayLike, probability: ArrayLike) -> BookFigure:
+    """Whose keys each name's query matches, its own at 1, and beside it how well it is recalled.
+
+    match has a row for each name that asks and a column for each name written under.
+    """
+    figure, (panels,) = new_figure(2, width=6.4, height=4.3, width_ratios=(2.1, 1))
+    left, right = panels
+    everyone = range(len(names))
+    draw_matrix(left, match, title="match", numbers=False, limit=1)
+    left.tick_params(labelbottom=True, labelleft=True, pad=1)
+    left.set_xticks(everyone, names, rotation=90)
+    left.set_yticks(everyone, names)
+    left.set(xlabel="keys of", ylabel="query of")
+    for i in np.arange(len(names) + 1) - 0.5:
+        left.axhline(i, color="#d9d9d9", linewidth=0.6)
+        left.axvline(i, color="#d9d9d9", linewidth=0.6)
+    right.barh(everyone, probability, height=0.72, color=pale.BLUE, edgecolor=GRAY)
+    right.set_ylim(left.get_ylim())
+    right.set_yticks(everyone, names)
+    right.tick_params(axis="y", length=0, pad=1)
+    right.grid(visible=False, axis="y")
+    right.set(xlim=(0, 1), title="recall", xlabel="probability\nof the verb")
+    right.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     return figure
 
 

@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axis import Axis
+from matplotlib.patches import Ellipse
 from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots.cells import arrow
-from lesson_code.plots.colors import BLUE, GRAY, GREEN, VERMILION, look
+from lesson_code.plots.colors import BLUE, GRAY, INK, PINK, VERMILION, look
 from lesson_code.plots.lines import beside
 from lesson_code.plots.matrices import matrix_rows
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
-TOKEN_COLORS = (BLUE, GREEN, VERMILION)
+TOKEN_COLORS = (BLUE, PINK, VERMILION)  # those of the explorable, where green is the query
 
 
 @drawing
@@ -50,7 +51,7 @@ def signal_and_crosstalk(k: NDArray, v: NDArray, i: int) -> BookFigure:
         color, tip = TOKEN_COLORS[j], tuple(key)
         arrow(plane, (0, 0), tip, color, arrowstyle="->", lw=1.8)
         name = f"$q = k_{j + 1}$" if j == i else f"$k_{j + 1}$"
-        beside(plane, name, tip, (4, 4), color=color)
+        beside(plane, name, tip, (4, 4))
     plane.set(xlim=(-reach, reach), ylim=(-reach, 1.15 * reach), aspect="equal", title="keys")
     names = [f"{'signal' if j == i else 'crosstalk'} $v_{j + 1}$" for j in range(N)]
     for m, panel in enumerate(bars):
@@ -66,8 +67,10 @@ def signal_and_crosstalk(k: NDArray, v: NDArray, i: int) -> BookFigure:
         panel.set_yticks(range(N + 1), [*names, "read $o$"] if m == 0 else [""] * (N + 1))
         panel.invert_yaxis()
         panel.grid(visible=False, axis="y")
-        panel.margins(x=0.3)
         panel.set_title(f"entry {m + 1}")
+    low, high = min(0.0, float(ends.min())), max(0.0, float(ends.max()))
+    for panel in bars:  # one scale, so that equal bars are equal numbers
+        panel.set_xlim(low, high + 0.35 * (high - low))
     return figure
 
 
@@ -103,7 +106,7 @@ def overlaps(products: Mapping[int, ArrayLike]) -> BookFigure:
     for (panel,), (D, dots) in zip(axes, products.items(), strict=True):
         dots = np.asarray(dots)
         panel.hist(dots, bins, density=True, color="#9ecae8", edgecolor=BLUE, linewidth=0.4)
-        for x, text in ((0.01, f"$D = {D}$"), (0.99, f"spread {np.sqrt(np.mean(dots**2)):.2f}")):
+        for x, text in ((0.01, f"$D = {D}$"), (0.99, f"spread {np.sqrt(np.mean(dots**2)):.3f}")):
             ha = "left" if x < 0.5 else "right"
             panel.text(x, 0.85, text, transform=panel.transAxes, va="top", ha=ha)
         panel.set(xlim=(-1, 1), yticks=[])
@@ -113,15 +116,51 @@ def overlaps(products: Mapping[int, ArrayLike]) -> BookFigure:
 
 
 @drawing
+def halfway(n: int, D: int, M: int) -> BookFigure:
+    """Two values, the line halfway between them, and the noise around the first, to 4 spreads.
+
+    Dashed is noise that is the same in all directions, filled that of the memory, to which the
+    rival's own share is added.
+    """
+    x, distance = (n - 1) / D, np.sqrt(2 * M)
+    across, along = np.sqrt(x), np.sqrt(x + M / (2 * D))
+    line, reach = distance / 2, 4.6 * across
+    figure, ((axes,),) = new_figure(height=3.6)
+    axes.axvspan(line, 1.3 * distance, color=VERMILION, alpha=0.12, linewidth=0)
+    axes.axvline(line, color=INK, linestyle="--", linewidth=1.4)
+    for spreads in (4, 3, 2, 1):
+        size = (2 * spreads * along, 2 * spreads * across)
+        axes.add_patch(Ellipse((0, 0), *size, facecolor=BLUE, alpha=0.16, edgecolor="none"))
+    size = (8 * along, 8 * across)
+    axes.add_patch(Ellipse((0, 0), *size, facecolor="none", edgecolor=BLUE, linewidth=1.6))
+    circle = Ellipse((0, 0), 8 * across, 8 * across, facecolor="none", edgecolor=GRAY)
+    circle.set(linestyle=(0, (3, 2)), linewidth=1.6)
+    axes.add_patch(circle)
+    arrow(axes, (0, 0), (distance, 0), VERMILION, lw=1.6)
+    axes.plot([0, distance], [0, 0], "o", color=INK, markersize=7, zorder=4)
+    beside(axes, "right value $v_i$", (0, 0), (0, -16), ha="center")
+    beside(axes, "rival $v_j$", (distance, 0), (0, -16), ha="center")
+    beside(axes, f"halfway: {line:.1f}", (line, reach), (-4, -2), ha="right", va="top")
+    beside(axes, "the rival is nearer", (line, reach), (6, -2), va="top", color=VERMILION)
+    axes.set(aspect="equal", xlim=(-1.06 * 4 * along, 1.3 * distance), ylim=(-reach, reach))
+    axes.set(xlabel="toward the rival", ylabel="another direction")
+    axes.locator_params(integer=True)
+    axes.grid(visible=False)
+    return figure
+
+
+@drawing
 def retrieval(
     load: ArrayLike,
     wrong: Mapping[int, ArrayLike],
     vocabulary: tuple[ArrayLike, ArrayLike],
+    predicted: Mapping[int, float],
 ) -> BookFigure:
     """How often the nearest value is the wrong one, for each width D, against the load n / D.
 
-    vocabulary holds loads and shares for D = 64 when the choice is among 10,000. Shares below one
-    in a thousand are left out.
+    vocabulary holds loads and shares for D = 64 when the choice is among 10,000, and predicted the
+    load at which one read in ten should go wrong, for each D. Shares below one in a thousand are
+    left out.
     """
     lines = [(load, shares, f"$D = {D}$", "left") for D, shares in wrong.items()]
     lines.append((*vocabulary, "$D = 64$,\nof 10,000", "right"))
@@ -135,6 +174,9 @@ def retrieval(
         axes.plot(x, y, **style)
         at_end = {"color": style["color"], "ha": side, "va": "center"}
         beside(axes, name, (x[0], y[0]), (8 if side == "left" else -6, -4), **at_end)
+    for x in predicted.values():
+        cross = {"marker": "X", "markersize": 11, "markeredgecolor": "white", "zorder": 5}
+        axes.plot(x, 0.1, color=INK, linestyle="none", **cross)
     axes.set(xscale="log", yscale="log", ylim=(1e-3, 1.2))
     axes.set(xlabel="pairs stored, $n / D$", ylabel="share of wrong choices")
     plain_ticks(axes.xaxis, 2.0 ** np.arange(-2, 5))

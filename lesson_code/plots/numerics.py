@@ -1,4 +1,4 @@
-"""Figures of rounding: sums that stick, the floats on a line, errors by size."""
+"""Figures of rounding and of ranges: sums that stick, floats on a line, outputs that fade."""
 
 from collections.abc import Mapping
 
@@ -8,9 +8,11 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import arrow, write
-from lesson_code.plots.colors import BLUE, GRAY, VERMILION, look
+from lesson_code.plots.colors import BLUE, GRAY, INK, SIGNED, VERMILION, look
 from lesson_code.plots.lines import beside, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+WHITE = {"fc": "white", "ec": "none", "alpha": 0.85, "pad": 2}
 
 
 @drawing
@@ -101,18 +103,94 @@ def stored_state(tokens: float, states: Mapping[str, ArrayLike]) -> BookFigure:
 
 
 @drawing
+def growth(
+    tokens: ArrayLike, sizes: Mapping[str, ArrayLike], guides: Mapping[str, float]
+) -> BookFigure:
+    """Named sizes against the number of tokens t, both logarithmic.
+
+    A guide, gray and dotted, has the slope of a power of t and lies a little above a named line.
+    """
+    height = 3.6
+    figure, ((axes,),) = new_figure(height=height)
+    tokens = np.asarray(tokens, dtype=float)
+    for index, (name, values) in enumerate(sizes.items()):
+        axes.plot(tokens, np.asarray(values), label=name, **look(index, marker=None))
+    lines = list(axes.get_lines())
+    half = tokens[len(tokens) // 2 - 1 :]
+    for name, power in guides.items():
+        guide = 2.6 * np.asarray(sizes[name], dtype=float)[-1] * (half / half[-1]) ** power
+        axes.plot(half, guide, ":", color=GRAY, linewidth=1.6)
+        text = r"like $\sqrt{t}$" if power == 0.5 else "like $t$"
+        beside(axes, text, (half[-3], guide[-3]), (-4, 3), color=GRAY, ha="right", va="bottom")
+    axes.set(xscale="log", yscale="log", xlabel="tokens t", ylabel="root mean square")
+    axes.margins(x=0.02)
+    name_lines(axes, lines, height)
+    return figure
+
+
+@drawing
+def fading(similarity: ArrayLike, outputs: Mapping[str, ArrayLike]) -> BookFigure:
+    """Outputs that should be level, against a similarity that falls from left to right.
+
+    A line that fades bears its name to the right of the place where half of it is lost.
+    """
+    figure, ((axes,),) = new_figure(height=2.9)
+    s = np.asarray(similarity, dtype=float)
+    for index, (name, values) in enumerate(outputs.items()):
+        values, style = np.asarray(values, dtype=float), look(index, marker=None)
+        axes.plot(s, values, label=name, **style)
+        text = {"color": style["color"], "fontsize": 10, "ha": "left"}
+        lost = values < values.max() / 2
+        if lost.any():
+            half = s[lost].max()
+            beside(axes, name, (half, 0.62 * values.max()), (9, 0), va="center", **text)
+        else:
+            beside(axes, name, (s.max(), values.max()), (2, 4), va="bottom", **text)
+    axes.set(xscale="log", xlabel="similarity s", ylabel="output", ylim=(0, None))
+    axes.set_xlim(s.max(), s.min())
+    return figure
+
+
+@drawing
+def masked_exponents(exponents: ArrayLike, limit: float) -> BookFigure:
+    """The exponents G_t - G_j of a chunk: at most 0 where j <= t, and rising where it is masked.
+
+    In the hatched corner they are above the limit, so that their exponential is infinite.
+    """
+    figure, ((axes,),) = new_figure(width=5.0, height=3.9)
+    exponents = np.asarray(exponents, dtype=float)
+    n, largest = len(exponents), np.abs(exponents).max()
+    image = axes.imshow(exponents, cmap=SIGNED.reversed(), vmin=-largest, vmax=largest)
+    axes.contour(exponents, [limit], colors=[INK], linestyles="--", linewidths=1.6)
+    axes.contourf(exponents, [limit, 2 * largest], colors="none", hatches=["xxx"])
+    axes.plot([0, n - 1], [0, n - 1], color=INK, linewidth=1.2)
+    write(axes, 0.3 * n, 0.72 * n, "seen:\nat most 0", bbox=WHITE)
+    write(axes, 0.6 * n, 0.33 * n, "masked:\npositive", bbox=WHITE)
+    write(axes, 0.91 * n, 0.09 * n, "inf", bbox=WHITE)
+    axes.set(xlabel="token j", ylabel="token t")
+    axes.grid(visible=False)
+    figure.colorbar(image, ax=axes, label="exponent $G_t - G_j$", shrink=0.9)
+    return figure
+
+
+@drawing
 def errors_by_size(size: ArrayLike, error: ArrayLike, tolerance: float) -> BookFigure:
-    """Errors of single entries, relative to the entry (left) and to the largest one (right)."""
+    """Errors of single entries, relative to the entry (left) and to the largest one (right).
+
+    Those above the tolerance are orange triangles; of the others every twelfth is drawn.
+    """
     figure, (panels,) = new_figure(2, height=3.0, sharey=True)
-    size, error = np.asarray(size), np.asarray(error)
+    size, error = np.ravel(size), np.ravel(error)
     largest = size.max()
     titles = ("relative to the entry", "relative to the largest")
     for axes, relative, title in zip(panels, (error / size, error / largest), titles, strict=True):
-        shown = relative > 0
+        above = relative > tolerance
+        shown = (relative > 0) & ~above & (np.arange(len(size)) % 12 == 0)
         axes.plot(size[shown] / largest, relative[shown], ".", color=BLUE, markersize=3)
+        axes.plot(size[above] / largest, relative[above], "^", color=VERMILION, markersize=6)
         axes.axhline(tolerance, color=VERMILION, linestyle="--")
         axes.set(xscale="log", yscale="log", title=title, xlabel="entry / largest entry")
     panels[0].set_ylabel("relative error")
-    at_end = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top"}
-    beside(panels[1], "tolerance", (1, tolerance), (0, -3), color=VERMILION, **at_end)
+    at_end = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+    beside(panels[1], "tolerance", (1, tolerance), (0, 3), color=VERMILION, **at_end)
     return figure

@@ -1,8 +1,10 @@
-"""Figures of the scans: pairs in rounds, four orders, and the scans of the backward pass."""
+"""Figures of the scans: pairs in rounds, four orders, chunk sizes, and the backward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter, NullLocator
 from numpy.typing import ArrayLike
 
 from lesson_code.plots import pale
@@ -15,8 +17,9 @@ from lesson_code.plots.cells import (
     scan_row,
     write,
 )
-from lesson_code.plots.colors import BLUE, GRAY, GREEN, VERMILION
-from lesson_code.plots.style import BookFigure, drawing
+from lesson_code.plots.colors import BLUE, GRAY, GREEN, VERMILION, look
+from lesson_code.plots.lines import legend_below
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -72,6 +75,8 @@ def row_and_column(chunks: int, L: int, i: int) -> BookFigure:
         write(axes, N + 0.6, y, f"chunk {i} {does}", ha="left", va="bottom", fontweight="bold")
         words = f"chunks {chunks_where}: ${name}$"
         write(axes, N + 0.6, y + 0.15, words, ha="left", va="top")
+        write(axes, N + 0.6, y + 1, f"own triangle: $A_{{[{i}]}}$", ha="left", va="top")
+    write(axes, start + L / 3, end - L / 3, f"$A_{{[{i}]}}$", fontsize=11)
     write(axes, N / 2, -0.55, "keys and values $j$")
     write(axes, -0.6, N / 2, "queries $t$", rotation=90)
     axes.set(xlim=(-1.1, N + 7.1), ylim=(N + 0.2, -1.2))
@@ -110,6 +115,42 @@ def orders(N: int, L: int, steps: int) -> BookFigure:
         done = f"{min(steps, last)} of {last} step{'s' * (last > 1)}"
         write(axes, x, y + N + 0.9, done, ha="left", color=GRAY)
     axes.set(xlim=(-0.2, 2 * N + 2.2), ylim=(2 * N + 5, -1.6))
+    kinds = {
+        "multiplied out": VERMILION,
+        "through a state": BLUE,
+        "multiplied in vain": "#dddddd",
+        "still to come": "white",
+    }
+    patches = [Patch(facecolor=color, edgecolor="#b5b5b5") for color in kinds.values()]
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "handlelength": 1}
+    legend_below(figure, patches, list(kinds), ncols=2, **below)
+    return figure
+
+
+@drawing
+def chunk_sizes(lines: Mapping[str, Mapping[float, float]], *, ylabel: str) -> BookFigure:
+    """Named lines {L: y} over chunk sizes, the lowest point of each in a ring.
+
+    Lines of more than 12 points are drawn as curves, without marks for the points.
+    """
+    figure, ((axes,),) = new_figure(width=5.2, height=3.9)
+    sizes = min(lines.values(), key=len)
+    handles = []
+    for index, line in enumerate(lines.values()):
+        x, y = np.array(list(line.items())).T
+        style = look(index) if len(x) <= 12 else look(index, marker=None)
+        handles += axes.plot(x, y, **style)
+        lowest = y.argmin()
+        ring = {"markersize": 12, "markerfacecolor": "none", "color": style["color"]}
+        axes.plot(x[lowest], y[lowest], "o", **ring)
+    axes.set(xscale="log", yscale="log", xlabel="chunk size L", ylabel=ylabel)
+    axes.set_xticks(list(sizes), [f"{L:,}" for L in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    low, high = axes.get_ylim()
+    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low <= t <= high]
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    legend_below(figure, handles, list(lines), ncols=min(2, len(lines)) if len(lines) > 3 else 3)
     return figure
 
 

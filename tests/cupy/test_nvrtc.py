@@ -45,13 +45,14 @@ def test_a_report_is_read() -> None:
     }
     extern "C" __global__ void stacked(float* x, int n) { x[threadIdx.x] = chosen(x, n); }
     """
-    kernels, ptx, warnings = nvrtc.compile_source("sm_80", source, {"SIZE": 64})
+    kernels, ptx, warnings, binary = nvrtc.compile_source("sm_80", source, {"SIZE": 64})
     assert list(sorted(kernels)) == ["stacked", "turned"]
     assert kernels["turned"].shared_bytes == 256 and kernels["stacked"].shared_bytes == 0
     assert kernels["turned"].stack_bytes == 0 and kernels["stacked"].stack_bytes >= 160
     assert all(2 < usage.registers < 255 for usage in kernels.values())
     assert all(usage.spill_bytes == 0 for usage in kernels.values())
     assert ".target sm_80" in ptx and ".visible .entry turned(" in ptx
+    assert binary.startswith(b"\x7fELF") and b".text.turned" in binary
     assert warnings == ""
 
 
@@ -146,7 +147,7 @@ def test_every_primitive_compiles_without_a_warning(architecture: str) -> None:
         "dynamic_shared_memory(z); z[threadIdx.x].x = 1; __syncthreads(); y[0] = z[1].x;",
     ):
         source = f'extern "C" __global__ void k(const float* x, unsigned* y) {{ {body} }}'
-        kernels, _, warnings = nvrtc.compile_source(architecture, source)
+        kernels, _, warnings, _ = nvrtc.compile_source(architecture, source)
         assert kernels["k"].spill_bytes == kernels["k"].stack_bytes == 0, body
         assert warnings == "", body
 

@@ -52,13 +52,22 @@ def test_loads_that_overlap_end_earlier(loads: int) -> None:
 
 
 def test_bars_of_bounds_are_as_long_as_the_times() -> None:
-    times = {"a": {"bytes": 0.1, "trips": 0.3}, "b": {"bytes": 0.2, "trips": 0.16}}
-    figure = kernels.bounds(times)
+    case = {"a": {"work": 0.1, "trips": 0.3}, "b": {"work": 0.2, "trips": 0.16}}
+    figure = kernels.bounds({"few": case, "many": case}, 0.05, (1, 2))
+    expected = [time for kernel in case.values() for time in kernel.values()]
+    for axes, title in zip(figure.axes, ("few", "many"), strict=True):
+        assert axes.get_title(loc="left") == title
+        widths = [p.get_width() for p in axes.patches]
+        np.testing.assert_allclose(widths, expected, rtol=1e-12)
+        assert axes.get_lines()[-1].get_xdata()[0] == 0.05
+    assert {"0.40", "0.36", "work", "trips", "every byte once"} <= set(words(figure))
+
+
+def test_a_bar_that_is_too_long_is_broken_off() -> None:
+    figure = kernels.bounds({"one": {"a": {"trips": 5, "work": 8}, "b": {"work": 0.5}}}, 0.1, (1,))
     (axes,) = figure.axes
-    widths = [p.get_width() for p in axes.patches]
-    expected = [time for kernel in times.values() for time in kernel.values()]
-    np.testing.assert_allclose(widths, expected, rtol=1e-12)
-    assert {"0.40", "0.36", "bytes", "trips"} <= set(words(figure))
+    assert [p.get_width() for p in axes.patches] == [0.9, 0, 0.5]
+    assert {"13.0", "0.50"} <= set(words(figure))
 
 
 @pytest.mark.parametrize(("C", "M"), [(4, 6), (2, 8)])
