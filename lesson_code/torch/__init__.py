@@ -45,6 +45,7 @@ from lesson_code.torch.softmax import (
     softmax_attention,
     tiled_softmax_attention,
 )
+from lesson_code.torch.transformers import in_transformers
 from lesson_code.torch.wkv import WKVState, wkv
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "grouped_query_attention",
     "hedgehog",
     "identity",
+    "in_transformers",
     "kimi_delta_attention",
     "latent_attention",
     "linear_attention",
