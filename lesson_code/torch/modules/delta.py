@@ -185,8 +185,8 @@ class GatedDeltaProduct(GatedDeltaNet):
     num_steps : int
         Number J of corrections; with 1 the layer is :class:`GatedDeltaNet`.
     allow_negative_eigenvalues : bool
-        Let beta go up to 2, the default here: products of matrices without negative eigenvalues
-        neither reflect nor turn what is stored.
+        Let beta go up to 2, the default here: of the corrections only reflections, multiplied,
+        permute and turn what is stored.
 
     Notes
     -----
@@ -196,7 +196,7 @@ class GatedDeltaProduct(GatedDeltaNet):
 
     References
     ----------
-    Siems et al. (2025), sections 3 and 4; Grazzi et al. (2025) for a beta up to 2.
+    Siems et al. (2025), section 3; Grazzi et al. (2025) for a beta up to 2.
 
     Examples
     --------
