@@ -246,7 +246,7 @@ class KimiDeltaAttention(DeltaNet):
 
     References
     ----------
-    Kimi Team (2025), sections 3 and 4, for the layer; Grazzi et al. (2025) for a beta up to 2.
+    Kimi Team (2025), section 3, for the layer; Grazzi et al. (2025) for a beta up to 2.
 
     Examples
     --------

@@ -133,7 +133,7 @@ class RWKV7TimeMix(ValueMixer):
 
     References
     ----------
-    Peng et al. (2025), "RWKV-7 Goose with expressive dynamic state evolution", section 4;
+    Peng et al. (2025), "RWKV-7 Goose with expressive dynamic state evolution";
     initialization as in its code.
 
     Examples
@@ -227,7 +227,7 @@ class RWKV7ChannelMix(Mixer):
 
     References
     ----------
-    Peng et al. (2025), section 4; initialization as in its code.
+    Peng et al. (2025); initialization as in its code.
 
     Examples
     --------
@@ -276,7 +276,7 @@ class RWKV7Block(ValueMixer):
 
     References
     ----------
-    Peng et al. (2025), section 4; initialization as in its code.
+    Peng et al. (2025); initialization as in its code.
 
     Examples
     --------
