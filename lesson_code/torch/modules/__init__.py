@@ -14,6 +14,10 @@ made as ``Name(width, num_heads, ...)``:
     RetNet's layer: a decay for each head, a norm and a gate
 `DeltaNet`, `GatedDeltaNet`
     whose heads correct what they remember, the second after forgetting
+`GatedDeltaProduct`
+    the same, several times for each token
+`KimiDeltaAttention`
+    the same, where each channel forgets at its own rate
 `GatedLinearAttention`
     a gate for each token and channel, from half as wide keys
 `RWKV6TimeMix`
@@ -22,6 +26,8 @@ made as ``Name(width, num_heads, ...)``:
     a mean of the past in each channel, weighted by keys alone, and a gate
 `RWKV4TimeMix`, `RWKV4ChannelMix`, `RWKV4Block`
     RWKV-4's sublayers, in which a token mixes with the last one, and the block of both
+`RWKV7TimeMix`, `RWKV7ChannelMix`, `RWKV7Block`
+    RWKV-7's sublayers, of which the first forgets, removes and writes, and the block of both
 `SelectiveSSM`
     Mamba's block: the token chooses what is written, read and forgotten
 `StateSpaceDual`
@@ -32,7 +38,13 @@ the pixels of an image and what it expects of each.
 """
 
 from lesson_code.torch.modules.aft import AFTSimple
-from lesson_code.torch.modules.delta import DeltaNet, DeltaNetState, GatedDeltaNet
+from lesson_code.torch.modules.delta import (
+    DeltaNet,
+    DeltaNetState,
+    GatedDeltaNet,
+    GatedDeltaProduct,
+    KimiDeltaAttention,
+)
 from lesson_code.torch.modules.gated import GatedLinearAttention
 from lesson_code.torch.modules.image_model import ImageModel, ImageState
 from lesson_code.torch.modules.language_model import LanguageModel
@@ -53,6 +65,13 @@ from lesson_code.torch.modules.rwkv4 import (
     RWKV4TimeMix,
 )
 from lesson_code.torch.modules.rwkv6 import RWKV6State, RWKV6TimeMix
+from lesson_code.torch.modules.rwkv7 import (
+    RWKV7Block,
+    RWKV7BlockState,
+    RWKV7ChannelMix,
+    RWKV7State,
+    RWKV7TimeMix,
+)
 from lesson_code.torch.modules.softmax import KVCache, SoftmaxAttention
 
 __all__ = [
@@ -60,10 +79,12 @@ __all__ = [
     "DeltaNet",
     "DeltaNetState",
     "GatedDeltaNet",
+    "GatedDeltaProduct",
     "GatedLinearAttention",
     "ImageModel",
     "ImageState",
     "KVCache",
+    "KimiDeltaAttention",
     "LanguageModel",
     "LinearAttention",
     "LinearTransformerLayer",
@@ -75,6 +96,11 @@ __all__ = [
     "RWKV4TimeMix",
     "RWKV6State",
     "RWKV6TimeMix",
+    "RWKV7Block",
+    "RWKV7BlockState",
+    "RWKV7ChannelMix",
+    "RWKV7State",
+    "RWKV7TimeMix",
     "Retention",
     "RetentionState",
     "SelectiveSSM",

@@ -78,6 +78,22 @@ def shift(x: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
     return x[:, :-1], x[:, -1].clone()
 
 
+def ratios(width: int, layer: int, num_layers: int) -> tuple[Tensor, float, float]:
+    """What RWKV's initial values depend on: i/F for channel i, 1 - layer/L, and layer/(L-1)."""
+    num_layers = _arguments.check_integer("num_layers", num_layers, minimum=1)
+    layer = _arguments.check_integer("layer", layer, minimum=0)
+    if layer >= num_layers:
+        raise ValueError(f"layer must be below num_layers, {num_layers}, got {layer}.")
+    part = torch.arange(width) / width
+    return part, 1 - layer / num_layers, layer / max(num_layers - 1, 1)
+
+
+def group_norm(norm: nn.GroupNorm, read: Tensor) -> Tensor:
+    """(B, N, H, M) -> (B, N, H M): a group norm that sees one token and head at a time."""
+    read = nn.functional.layer_norm(read, read.shape[-1:], eps=norm.eps)
+    return norm.weight * read.flatten(-2).to(norm.weight.dtype) + norm.bias
+
+
 class HeadNorm(nn.Module):
     """Root mean square norm over the channels of one token and head, which sees nothing else.
 

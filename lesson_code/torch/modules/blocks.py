@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lesson_code import _arguments
 from lesson_code.torch.modules._parts import feed_forward
 from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.modules.values import ValueMixer
 
 
 class Block(Mixer):
@@ -39,8 +40,27 @@ class Block(Mixer):
         return x + self.feed_forward(self.norm_2(x))
 
 
+class ValueBlock(ValueMixer, Block):
+    """A block of a mixer that takes the first values and gives them on."""
+
+    def mix_values(
+        self, x: Tensor, state: Any, first_values: Tensor | None
+    ) -> tuple[Tensor, Any, Tensor]:
+        y, state, first_values = self.mixer(
+            self.norm_1(x),
+            state=state,
+            return_state=True,
+            first_values=first_values,
+            return_first_values=True,
+        )
+        return self._after_mixer(x + y), state, first_values
+
+
 class Blocks(nn.ModuleList):
-    """Modules like :class:`Mixer`, used as if they were one; the state is a tuple of theirs."""
+    """Modules like :class:`Mixer`, used as if they were one; the state is a tuple of theirs.
+
+    The values of the first :class:`ValueMixer` go to all others, past what stands between them.
+    """
 
     if TYPE_CHECKING:
 
@@ -51,18 +71,32 @@ class Blocks(nn.ModuleList):
     ) -> Tensor | tuple[Tensor, tuple]:
         """Read a sequence (B, N, F) in parallel."""
         before = [None] * len(self) if state is None else self._check_state(state)
-        after = []
+        after, first_values = [], None
         for block, state in zip(self, before, strict=True):
-            x, state = block(x, state=state, return_state=True)
+            if isinstance(block, ValueMixer):
+                x, state, first_values = block(
+                    x,
+                    state=state,
+                    return_state=True,
+                    first_values=first_values,
+                    return_first_values=True,
+                )
+            else:
+                x, state = block(x, state=state, return_state=True)
             if return_state:
                 after.append(state)
         return (x, tuple(after)) if return_state else x
 
     def step(self, x_t: Tensor, state: tuple) -> tuple[Tensor, tuple]:
         """Read one token (B, F)."""
-        after = []
+        after, first_values = [], None
         for block, before in zip(self, self._check_state(state), strict=True):
-            x_t, new = block.step(x_t, before)
+            if isinstance(block, ValueMixer):
+                x_t, new, first_values = block.step(
+                    x_t, before, first_values=first_values, return_first_values=True
+                )
+            else:
+                x_t, new = block.step(x_t, before)
             after.append(new)
         return x_t, tuple(after)
 
@@ -109,4 +143,6 @@ def _make_block(name, mixer, width, **settings):
         raise TypeError(
             f"{name} must make a module with {', '.join(methods)}, got {type(module).__name__}."
         )
-    return module if getattr(module, "is_block", False) else Block(width, module)
+    if getattr(module, "is_block", False):
+        return module
+    return (ValueBlock if isinstance(module, ValueMixer) else Block)(width, module)

@@ -30,7 +30,8 @@ class LanguageModel(nn.Module):
         is true is taken as it is.
     num_heads : int
         Number of heads, for each mixer whose signature asks for `num_heads`. One that asks for
-        `layer` and `num_layers`, such as :class:`RWKV4Block`, is told its place in the stack.
+        `layer` and `num_layers`, such as :class:`RWKV4Block`, is told its place in the stack. The
+        values of the first mixer of RWKV-7 reach the later ones.
 
     Notes
     -----

@@ -111,9 +111,7 @@ class Mixer(nn.Module):
         state
             The new state.
         """
-        self._check("x_t", x_t, "B")
-        if state is None:
-            raise TypeError("state must be what initial_state or the last step returned, got None.")
+        self._check_step(x_t, state)
         return self.mix_one(x_t, state)
 
     def initial_state(self, batch_size: int) -> Any:
@@ -140,6 +138,11 @@ class Mixer(nn.Module):
     def mix_one(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mix(x_t[:, None], state)
         return y[:, 0], state
+
+    def _check_step(self, x_t, state):
+        self._check("x_t", x_t, "B")
+        if state is None:
+            raise TypeError("state must be what initial_state or the last step returned, got None.")
 
     def _check(self, name, x, leading):
         _arguments.check_arrays(Tensor, **{name: x})

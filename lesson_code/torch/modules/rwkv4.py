@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lesson_code import _arguments
 from lesson_code.torch.engines.fading import fading
-from lesson_code.torch.modules._parts import check_memory, check_state, shift
+from lesson_code.torch.modules._parts import check_memory, check_state, ratios, shift
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.wkv import WKVState
@@ -92,7 +91,7 @@ class RWKV4TimeMix(Mixer):
 
     def __init__(self, width: int, *, layer: int = 0, num_layers: int = 1) -> None:
         super().__init__(width)
-        part, one_to_almost_zero, zero_to_one = _ratios(width, layer, num_layers)
+        part, one_to_almost_zero, zero_to_one = ratios(width, layer, num_layers)
         share = part**one_to_almost_zero
         self.mix_key = nn.Parameter(share)
         self.mix_value = nn.Parameter(share + 0.3 * zero_to_one)
@@ -152,7 +151,7 @@ class RWKV4ChannelMix(Mixer):
 
     def __init__(self, width: int, *, layer: int = 0, num_layers: int = 1) -> None:
         super().__init__(width)
-        part, one_to_almost_zero, _ = _ratios(width, layer, num_layers)
+        part, one_to_almost_zero, _ = ratios(width, layer, num_layers)
         self.mix_key = nn.Parameter(part**one_to_almost_zero)
         self.mix_receptance = nn.Parameter(part**one_to_almost_zero)
         self.key = nn.Linear(width, 4 * width, bias=False)
@@ -228,13 +227,3 @@ class RWKV4Block(Mixer):
         x = x + y
         y, channel_state = self.channel_mix.mix(self.norm_2(x), channel_state)
         return x + y, RWKV4BlockState(*time_state, channel_state)
-
-
-def _ratios(width, layer, num_layers):
-    """What initial values depend on: i/F for channel i, 1 - layer/L, and layer/(L-1)."""
-    num_layers = _arguments.check_integer("num_layers", num_layers, minimum=1)
-    layer = _arguments.check_integer("layer", layer, minimum=0)
-    if layer >= num_layers:
-        raise ValueError(f"layer must be below num_layers, {num_layers}, got {layer}.")
-    part = torch.arange(width) / width
-    return part, 1 - layer / num_layers, layer / max(num_layers - 1, 1)

@@ -5,7 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lesson_code.torch.modules._parts import check_heads, check_state, shift, split_heads
+from lesson_code.torch.modules._parts import (
+    check_heads,
+    check_state,
+    group_norm,
+    shift,
+    split_heads,
+)
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate
 from lesson_code.torch.rwkv6 import rwkv6
@@ -118,8 +124,7 @@ class RWKV6TimeMix(Mixer):
         r, k, v, raw, bonus = accumulate(*(split_heads(a, H) for a in heads), self.bonus)
         read, S = rwkv6(r, k, v, -raw.exp(), bonus, initial_state=S, return_state=True)
 
-        read = nn.functional.layer_norm(read.transpose(1, 2), (D,), eps=self.norm.eps)
-        read = self.norm.weight * read.flatten(-2).to(self.norm.weight.dtype) + self.norm.bias
+        read = group_norm(self.norm, read.transpose(1, 2))
         return self.output(read * nn.functional.silu(self.gate(x_g))), RWKV6State(last, S)
 
     def _mixtures(self, x, change):
