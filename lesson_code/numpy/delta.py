@@ -147,7 +147,8 @@ def kimi_delta_attention(
 ) -> Array | tuple[Array, Array]:
     r"""Kimi delta attention: each channel forgets at its own rate, then the memory is corrected.
 
-    The gated delta rule with the gates of :func:`gated_linear_attention` (Kimi Team, 2025, section
+    Computes :eq:`eq-kimi-delta`, the gated delta rule with the gates of
+    :func:`gated_linear_attention` (Kimi Team, 2025, section
     3), :math:`\alpha_t = e^{g_t}`. The error is that of the memory after its decay:
 
     .. math::
@@ -212,7 +213,8 @@ def gated_delta_product(
 ) -> Array | tuple[Array, Array]:
     r"""Gated DeltaProduct: a token forgets once, then corrects the memory J times, then reads.
 
-    Computes for j = 1 to J (Siems et al., 2025, section 3), with :math:`\alpha_t = e^{g_t}`,
+    Computes :eq:`eq-delta-product` for j = 1 to J (Siems et al., 2025, section 3), with
+    :math:`\alpha_t = e^{g_t}`,
 
     .. math::
 

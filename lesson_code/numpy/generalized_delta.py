@@ -29,7 +29,7 @@ def generalized_delta_rule(
 ) -> Array | tuple[Array, Array]:
     r"""A memory whose transition is a diagonal matrix and one of rank one.
 
-    Computes, with :math:`w_t = e^{g_t}`,
+    Computes :eq:`eq-diagonal-plus-rank-one`, with :math:`w_t = e^{g_t}`,
 
     .. math::
 

@@ -29,8 +29,8 @@ def rwkv7(
 ) -> Array | tuple[Array, Array]:
     r"""The memory of RWKV-7: forget, remove, and write.
 
-    Computes, with :math:`w_t = e^{g_t}`, the removal key κ and the learning rate a of each channel
-    (Peng et al., 2025, section 3),
+    Computes :eq:`eq-rwkv7`, with :math:`w_t = e^{g_t}`, the removal key κ and the learning rate a
+    of each channel (Peng et al., 2025, section 3),
 
     .. math::
 

@@ -99,8 +99,8 @@ def kimi_delta_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Kimi delta attention: each channel forgets at its own rate, then the memory is corrected.
 
-    Computes what :func:`lesson_code.numpy.kimi_delta_attention` does; "chunkwise" is the default
-    for more than one token.
+    Computes :eq:`eq-kimi-delta`, as :func:`lesson_code.numpy.kimi_delta_attention` does;
+    "chunkwise" is the default for more than one token.
 
     Examples
     --------
@@ -139,8 +139,8 @@ def gated_delta_product(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Gated DeltaProduct: a token forgets once, then corrects the memory J times, then reads.
 
-    Computes what :func:`lesson_code.numpy.gated_delta_product` does: the gated delta rule of N J
-    corrections, of which the last one of each token is followed by a read.
+    Computes :eq:`eq-delta-product`, as :func:`lesson_code.numpy.gated_delta_product` does: the
+    gated delta rule of N J corrections, of which the last one of each token is followed by a read.
 
     Examples
     --------

@@ -28,7 +28,8 @@ def generalized_delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""A memory whose transition is a diagonal matrix and one of rank one.
 
-    Computes what :func:`lesson_code.numpy.generalized_delta_rule` does; "chunkwise" is the default
+    Computes :eq:`eq-diagonal-plus-rank-one`, as
+    :func:`lesson_code.numpy.generalized_delta_rule` does; "chunkwise" is the default
     for more than one token.
 
     Examples

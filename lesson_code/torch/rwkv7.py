@@ -28,8 +28,8 @@ def rwkv7(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""The memory of RWKV-7: forget, remove, and write.
 
-    Computes what :func:`lesson_code.numpy.rwkv7` does; "chunkwise" is the default for more than one
-    token.
+    Computes :eq:`eq-rwkv7`, as :func:`lesson_code.numpy.rwkv7` does; "chunkwise" is the default for
+    more than one token.
 
     Examples
     --------
