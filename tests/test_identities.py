@@ -200,11 +200,13 @@ def test_lines_in_a_plot_of_logarithms_cross() -> None:
 
 @pytest.mark.parametrize(("L", "C", "D", "M"), [(64, 64, 64, 64), (16, 21, 5, 3)])
 def test_floors_cross(L: int, C: int, D: int, M: int) -> None:
-    N = (2 * L * (C + M) + 4 * C * (M + 1)) / (D + M)
-    same(N**2 * (D + M) / 2, N * L * (C + M) + 2 * N * C * (M + 1))
     fast, slow = 7e9, 2e9  # the rates of the two
-    N_star = N * fast / slow
-    same(N_star**2 * (D + M) / 2 / fast, (N_star * L * (C + M) + 2 * N_star * C * (M + 1)) / slow)
+    for f in (1, 1 / 2):  # the share of the square that softmax computes
+        N = (L * (C + M) + 2 * C * (M + 1)) / (f * (D + M))
+        same(f * N**2 * (D + M), N * L * (C + M) + 2 * N * C * (M + 1))
+        N_star = N * fast / slow
+        linear = N_star * L * (C + M) + 2 * N_star * C * (M + 1)
+        same(f * N_star**2 * (D + M) / fast, linear / slow)
     whole = 100 * L  # every chunk is full
     counted = costs.chunkwise_cost(whole, C, M, L).work
     assert counted == whole * L * (C + M) + 2 * whole * C * (M + 1)

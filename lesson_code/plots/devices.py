@@ -81,11 +81,12 @@ def draw_panels(
 def calls(seconds: Sequence[float]) -> BookFigure:
     """One dot for each call, in their order; best, median and mean are those after the first."""
     figure, ((axes,),) = new_figure(width=NARROW, height=3.0)
-    axes.plot(range(1, len(seconds) + 1), seconds, **look(0, linestyle="none"))
-    axes.set(yscale="log", xlabel="call", ylabel="seconds")
+    times = 1e3 * np.asarray(seconds)
+    axes.plot(range(1, len(times) + 1), times, **look(0, linestyle="none"))
+    axes.set(yscale="log", xlabel="call", ylabel="milliseconds")
     axes.margins(x=0.03)
     label_decades(axes.yaxis)
-    rest = seconds[1:]
+    rest = times[1:]
     levels = {"best": np.min(rest), "median": np.median(rest), "mean": np.mean(rest)}
     for row, (name, level) in enumerate(levels.items()):
         axes.axhline(float(level), label=name, **look(row + 1, marker=None))
