@@ -7,8 +7,9 @@ python benchmarks/heads.py --quick          a few steps: only a try
 A language model of two layers of softmax attention is trained on the letters of the first chapter
 of *Alice's Adventures in Wonderland*, but for the end, which it never sees. Then it reads the text
 in pieces of 32 letters, all of the part it was trained on and some of the end, and the queries and
-keys of the four heads of its second layer are kept, rotated by their positions as the scores see
-them. Whole numbers of sixteenths keep the file small; whoever reads them divides by 16.
+keys of the four heads of its second layer are noted, rotated by their positions as the scores see
+them. To stay small, the file has 60 pieces of the first part, in whole numbers of sixteenths;
+whoever reads it divides by 16.
 
 The feature maps of the chapter are then compared with softmax on the pieces held out: fixed ones,
 and the same functions after a matrix W and numbers b that are learned for each head, at two widths.
@@ -45,6 +46,7 @@ SETTINGS = {
     "held_out": 0.15,  # of the text, at its end
     "piece": 32,  # letters of a piece that is kept
     "pieces": [297, 12],  # of the part trained on, and of the part held out
+    "kept": 60,  # of the pieces of the part trained on, in the file
     "guessed": 52,  # pieces of the part held out on which the model guesses the letters
     "map_steps": 1000,
     "map_batch": 32,  # pieces in a step
@@ -55,7 +57,8 @@ SETTINGS = {
     "seeds": [0, 1, 2],
 }
 QUICK = {"width": 16, "layers": 1, "steps": 2, "batch": 2, "map_steps": 2, "seeds": [0]}
-QUICK |= {"map_rates": [0.03, 0.1], "pieces": [16, 4], "fitted": 12, "few": 4, "map_batch": 4}
+QUICK |= {"map_rates": [0.03, 0.1], "pieces": [16, 4], "kept": 8, "fitted": 12, "few": 4}
+QUICK |= {"map_batch": 4}
 
 
 def load_text(settings):
@@ -83,6 +86,11 @@ def train(model, text, settings, rng):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def spread(number, kept):
+    """So many of a number of pieces, at equal distances."""
+    return np.linspace(0, number - 1, kept).astype(int)
 
 
 def evenly(text, length, number):
@@ -304,7 +312,7 @@ def compare_maps(read_by, settings):
             phi = learn(make, rows, rate, q, k, settings)
             note(maps, model, guessed, arrays, phi, dict(row))
             if maps[-1]["C"] <= settings["small"]:
-                some = np.linspace(0, len(q) - 1, settings["few"]).astype(int)
+                some = spread(len(q), settings["few"])
                 phi = learn(make, rows, rate, q[some], k[some], settings)
                 maps[-1]["few"] = {
                     "train_divergence": divergence(phi, q[some], k[some]),
@@ -323,6 +331,8 @@ def main():
     torch.set_num_threads(1)
     read_by = [read(seed, settings) for seed in settings["seeds"]]
     kept = {name: array.numpy() for name, array in read_by[0][2].items()}  # of the first seed
+    for name in ("train_q", "train_k", "train_tokens"):
+        kept[name] = kept[name][spread(len(kept[name]), settings["kept"])]
     np.savez_compressed(output.with_name(f"{output.stem}_alice.npz"), **kept)
     found = compare_maps(read_by, settings)
     rows = [row | {"maps": maps} for (*_, row), maps in zip(read_by, found, strict=True)]
