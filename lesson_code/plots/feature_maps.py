@@ -1,23 +1,27 @@
-"""Figures of feature maps: heads that read, slopes, random features, rows of weights."""
+"""Figures of feature maps: heads that read, and the rows of weights that maps can give."""
 
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lesson_code.numpy import elu_plus_one, relu
 from lesson_code.plots.cells import arrow, write
 from lesson_code.plots.colors import BLUE, GREEN, INK, look
 from lesson_code.plots.lines import bars, beside
-from lesson_code.plots.matrices import draw_causal
+from lesson_code.plots.matrices import draw_causal, draw_matrix
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+
+def visible(letters: str) -> list[str]:
+    """The letters of a text, with a sign for the space."""
+    return ["\N{OPEN BOX}" if letter.isspace() else letter for letter in letters]
 
 
 @drawing
 def heads_reading(weights: Mapping[str, ArrayLike], letters: str) -> BookFigure:
     """Causal weights (N, N) of each name over the letters that were read, in one scale of gray."""
     figure, (panels,) = new_figure(len(weights), width=5.4, height=5.4 / len(weights) + 0.4)
-    shown = ["\N{OPEN BOX}" if letter.isspace() else letter for letter in letters]
+    shown = visible(letters)
     for axes, (name, a) in zip(panels, weights.items(), strict=True):
         draw_causal(axes, a, numbers=False, title=name, limit=1)
         axes.set_xticks(range(len(shown)), shown)
@@ -29,22 +33,18 @@ def heads_reading(weights: Mapping[str, ArrayLike], letters: str) -> BookFigure:
 
 
 @drawing
-def values_and_slopes(limit: float = 3) -> BookFigure:
-    """elu(x) + 1 and relu(x) over x (left), and the slopes of both (right)."""
-    figure, ((left, right),) = new_figure(2, height=2.9)
-    below, above = np.linspace(-limit, 0, 100), np.linspace(0, limit, 100)
-    x = np.concatenate([below, above])
-    slopes = {
-        "elu(x) + 1": np.concatenate([np.exp(below), np.ones(100)]),
-        "relu(x)": np.concatenate([np.zeros(100), np.ones(100)]),
-    }
-    values = {"elu(x) + 1": elu_plus_one(x), "relu(x)": relu(x)}
-    for axes, lines, title in (left, values, "value"), (right, slopes, "slope"):
-        for index, (name, y) in enumerate(lines.items()):
-            axes.plot(x, y, label=name, **look(index, marker=None))
-        axes.set(xlabel="x", title=title)
-    right.set_ylim(-0.08, 1.3)
-    left.legend(loc="upper left")
+def fixed_rows(rows: Mapping[str, ArrayLike], letters: str) -> BookFigure:
+    """The rows of weights (C, N) that the queries of each map can mix, sorted by their peaks."""
+    figure, (panels,) = new_figure(len(rows), width=5.4, height=3.9)
+    for axes, (name, weights) in zip(panels, rows.items(), strict=True):
+        a = np.asarray(weights, dtype=float)
+        peaks_in_order = np.lexsort((-a.max(axis=1), a.argmax(axis=1)))
+        draw_matrix(axes, a[peaks_in_order], numbers=False, title=name, limit=1)
+        axes.set_aspect("auto")
+        axes.set_xticks(range(len(letters)), visible(letters))
+        axes.tick_params(labelbottom=True, pad=1)
+        axes.set_xlabel("key")
+    panels[0].set_ylabel("fixed rows")
     return figure
 
 

@@ -65,7 +65,7 @@ FIGURES = {
     "recurrence.composed_steps": (1.5, [0.5, -1.0, 0.3], (1, 3)),
     "recurrence.between": (6, (1, 3, 6)),
     "feature_maps.heads_reading": ({"a": np.tri(3) / 2, "b": np.tri(3)}, "a b"),
-    "feature_maps.values_and_slopes": (),
+    "feature_maps.fixed_rows": ({"a": np.tri(2, 3) / 2, "b": np.tri(4, 3) / 4}, "a b"),
     "feature_maps.trained_and_not": ({"a": ({16: 1.2}, {16: 0.5, 32: 0.4}), "b": ({32: 1}, {})},),
     "feature_maps.plane_and_weights": ([2.0, -1.0], K, {"a": ROW[:3], "b": ROW[:3], "c": ROW[:3]}),
     "random_features.estimated_over_exact": ((16, 256),),
