@@ -115,7 +115,7 @@ QUERIES = {
     "alpha": ("gated_linear_attention", "notation.html#symbol"),
     "z_t": ("normalizer state", "notation.html#symbol"),
     "N": ("length of the sequence", "notation.html#symbol"),
-    "beta": ("delta_rule", "notation.html#symbol"),
+    "beta": ("error is corrected", "notation.html#symbol"),
     "feature_map": ("feature map", "notation.html#symbol"),
     "decay": ("Glossary", "glossary.html#term-decay"),
     "crosstalk": ("Glossary", "glossary.html#term-crosstalk"),
