@@ -396,20 +396,21 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
                 at = (j * column + (m + 0.5) * unit, 2 * row + (t + 0.5) * unit)
                 style = {"fc": "white" if masked else INK, "ec": GRAY if masked else INK}
                 axes.add_patch(Circle(at, 0.1, zorder=6, **style))
-    rectangle(axes, 0, 0.25, 0.7, 0.7, pale.BLUE, BLUE)
-    rectangle(axes, 0, 1.35, 0.7, 0.7, pale.VERMILION, VERMILION)
-    axes.add_patch(Circle((0.35, 2.8), 0.1, fc=INK, ec=INK))
-    axes.add_patch(Circle((0.35, 3.9), 0.1, fc="white", ec=GRAY))
-    axes.plot([0, 0.7], [5.0, 5.0], color=BLUE, linewidth=1.2)
+    for y, number, fill, color in ((-0.1, 1, pale.BLUE, BLUE), (0.9, 2, pale.VERMILION, VERMILION)):
+        rectangle(axes, 0, y, 0.7, 0.7, fill, color)
+        _write(axes, 0.35, y + 0.37, str(number), fontweight="bold")
+    axes.add_patch(Circle((0.35, 2.25), 0.1, fc=INK, ec=INK))
+    axes.add_patch(Circle((0.35, 3.25), 0.1, fc="white", ec=GRAY))
+    axes.plot([0, 0.7], [4.25, 4.25], color=BLUE, linewidth=1.2)
     key = (
-        "step 1: 16 features",
-        "step 2: 16 tokens",
-        "one thread computes",
-        "and then masks",
-        "it reads",
+        "$Q K^\\top$ and $Q S$, 16 features at a time",
+        "weights times $V$, 16 tokens at a time",
+        "what one thread computes",
+        "what it computes and then masks",
+        "what it reads",
     )
     for i, text in enumerate(key):
-        _write(axes, 1.0, 0.6 + 1.1 * i, text, ha="left")
+        _write(axes, 1.0, 0.25 + i, text, ha="left")
     axes.set(xlim=(-0.1, 2 * column + T + 0.1), ylim=(2 * row + T + 0.1, -0.9))
     return figure
 
