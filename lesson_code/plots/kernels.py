@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle, pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -108,7 +109,7 @@ def bounds(
         height_ratios=rows,
     )
     fills = cycle([(pale.BLUE, ""), (pale.VERMILION, "//"), (pale.GREEN, "..")])
-    bar = {
+    bar: dict[str, dict[str, Any]] = {
         name: {"fc": fc, "hatch": hatch, "ec": GRAY, "linewidth": 0.8}
         for name, (fc, hatch) in zip(names, fills, strict=False)
     }
@@ -396,9 +397,9 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
                 at = (j * column + (m + 0.5) * unit, 2 * row + (t + 0.5) * unit)
                 style = {"fc": "white" if masked else INK, "ec": GRAY if masked else INK}
                 axes.add_patch(Circle(at, 0.1, zorder=6, **style))
-    for y, number, fill, color in ((-0.1, 1, pale.BLUE, BLUE), (0.9, 2, pale.VERMILION, VERMILION)):
-        rectangle(axes, 0, y, 0.7, 0.7, fill, color)
-        _write(axes, 0.35, y + 0.37, str(number), fontweight="bold")
+    for i, (fill, color) in enumerate(((pale.BLUE, BLUE), (pale.VERMILION, VERMILION))):
+        rectangle(axes, 0, i - 0.1, 0.7, 0.7, fill, color)
+        _write(axes, 0.35, i + 0.27, str(i + 1), fontweight="bold")
     axes.add_patch(Circle((0.35, 2.25), 0.1, fc=INK, ec=INK))
     axes.add_patch(Circle((0.35, 3.25), 0.1, fc="white", ec=GRAY))
     axes.plot([0, 0.7], [4.25, 4.25], color=BLUE, linewidth=1.2)
