@@ -1,7 +1,8 @@
 """Figures of the GPU kernels: who computes what, in which order, and how memory is asked for it."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -89,11 +90,13 @@ def bounds(
     cases: Mapping[str, Mapping[str, Mapping[str, float]]],
     bytes_alone: float,
     ends: Sequence[float],
+    doubtful: str = "",
 ) -> BookFigure:
     """The least time of each kernel, in milliseconds: what it waits for, one after another.
 
     cases gives for the title of a panel, of each kernel, the times by name; bytes_alone is marked
-    in every panel. A panel ends at its number of `ends`, and a longer bar is broken off there.
+    in every panel. A panel ends at its number of `ends`, and a longer bar is broken off there. The
+    part called `doubtful`, the last one, is drawn with a dashed edge, and both sums are written.
     """
     kernels = [kernel for case in cases.values() for kernel in case.values()]
     names = list(dict.fromkeys(name for kernel in kernels for name in kernel))
@@ -106,29 +109,27 @@ def bounds(
         height_ratios=rows,
     )
     fills = cycle([(pale.BLUE, ""), (pale.VERMILION, "//"), (pale.GREEN, "..")])
-    fill = dict(zip(names, fills, strict=False))
-    handles: list[Artist] = [
-        Patch(fc=fc, hatch=hatch, ec=GRAY, linewidth=0.8) for fc, hatch in fill.values()
-    ]
+    bar: dict[str, dict[str, Any]] = {
+        name: {"fc": fc, "hatch": hatch, "ec": GRAY, "linewidth": 0.8}
+        for name, (fc, hatch) in zip(names, fills, strict=False)
+    }
+    if doubtful:
+        bar[doubtful] = {"fc": "white", "ec": GRAY, "linewidth": 1.2, "linestyle": (0, (2, 2))}
+    handles: list[Artist] = [Patch(**style) for style in bar.values()]
     for (axes,), (title, case), end in zip(panels, cases.items(), ends, strict=True):
         for y, parts in enumerate(case.values()):
             left, total = 0.0, sum(parts.values())
             for name, time in parts.items():
-                fc, hatch = fill[name]
                 width = min(time, max(0.9 * end - left, 0)) if total > end else time
-                axes.barh(y, width, 0.62, left, fc=fc, hatch=hatch, ec=GRAY, linewidth=0.8)
+                axes.barh(y, width, 0.62, left, **bar[name])
                 left += width
             if total > end:  # two white strokes break the bar off
                 for x in (0.79, 0.82):
                     stroke = np.array([x - 0.01, x + 0.01]) * end
                     axes.plot(stroke, [y + 0.4, y - 0.4], color="white", linewidth=3, zorder=4)
-            beside(
-                axes,
-                f"{total:.2f}" if total < 10 else f"{total:.1f}",
-                (left, y),
-                (5, 0),
-                va="center",
-            )
+            sums = [total - parts[doubtful], total] if doubtful in parts else [total]
+            text = " to ".join(f"{x:.2f}" if total < 10 else f"{x:.1f}" for x in sums)
+            beside(axes, text, (left, y), (5, 0), va="center")
         line = axes.axvline(bytes_alone, color=INK, linestyle=(0, (1.5, 1.5)), linewidth=1.6)
         axes.set_yticks(range(len(case)), list(case))
         axes.set(xlim=(0, 1.03 * end), ylim=(len(case) - 0.5, -0.5))
@@ -136,8 +137,75 @@ def bounds(
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.grid(visible=False, axis="y")
     panels[-1, 0].set_xlabel("milliseconds at least")
-    legend_below(figure, [*handles, line], [*names, "every byte once"], ncols=4)
+    ncols = 2 if doubtful else 4
+    legend_below(figure, [*handles, line], [*names, "every byte once"], ncols=ncols)
     return figure
+
+
+@drawing
+def ranges(
+    cases: Mapping[str, Mapping[str, tuple[float, float]]], bytes_alone: float
+) -> BookFigure:
+    """From the least to the most time of each kernel, in milliseconds, on a logarithmic axis."""
+    rows = [len(case) for case in cases.values()]
+    height = 0.9 + 0.45 * len(cases) + 0.36 * sum(rows)
+    figure, panels = new_figure(
+        1, len(cases), width=5.6, height=height, sharex=True, height_ratios=rows
+    )
+    for (axes,), (title, case) in zip(panels, cases.items(), strict=True):
+        for y, (low, high) in enumerate(case.values()):
+            axes.barh(y, high - low, 0.55, low, fc=pale.BLUE, ec=BLUE, linewidth=1.2)
+            text = " to ".join(f"{x:.2f}" if high < 10 else f"{x:.1f}" for x in (low, high))
+            if high > 5:
+                beside(axes, text, (low, y), (-6, 0), va="center", ha="right")
+            else:
+                beside(axes, text, (high, y), (6, 0), va="center")
+        line = axes.axvline(bytes_alone, color=INK, linestyle=(0, (1.5, 1.5)), linewidth=1.6)
+        axes.set_yticks(range(len(case)), list(case))
+        axes.set(ylim=(len(case) - 0.5, -0.5), xscale="log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_title(title, loc="left")
+        axes.grid(visible=False, axis="y")
+    panels[-1, 0].set_xlabel("milliseconds")
+    legend_below(figure, [line], ["every byte once"])
+    return figure
+
+
+@drawing
+def orders(programs: Mapping[str, str], latency: float = 3.2, cell: float = 0.36) -> BookFigure:
+    """Loads (L), stores (s) and uses (u) in the order in which a program makes them.
+
+    Where a store or a use follows a load, it waits for a whole trip, drawn `latency` long.
+    """
+    fills = {"L": BLUE, "s": GREEN, "u": GREEN}
+    longest = max(len(order) * cell + _trips(order) * latency for order in programs.values())
+    figure, ((axes,),) = new_figure(width=6.0, height=0.75 * len(programs) + 0.75)
+    axes.set_axis_off()
+    for row, (name, order) in enumerate(programs.items()):
+        x, y, trips = 0.0, 2 * row, _trips(order)
+        _write(axes, 0, y - 0.45, f"{name}: {trips} trip{'s' * (trips > 1)}", ha="left")
+        for i, kind in enumerate(order):
+            if i and order[i - 1] == "L" and kind != "L":
+                rectangle(axes, x, y, latency, 1, pale.VERMILION, GRAY, linewidth=0.8)
+                _write(axes, x + latency / 2, y + 0.52, r"$\lambda$")
+                x += latency
+            rectangle(axes, x, y, cell, 1, fills[kind], GRAY, linewidth=0.4)
+            x += cell
+    end = 2 * len(programs) - 0.4
+    _line(axes, (0, end), (longest, end), color=GRAY)
+    _write(axes, longest, end - 0.4, "time", ha="right", color=GRAY)
+    axes.set(xlim=(-0.2, longest + 0.2), ylim=(end + 0.2, -0.9))
+    handles = [
+        Patch(fc=BLUE, ec=GRAY),
+        Patch(fc=pale.VERMILION, ec=GRAY),
+        Patch(fc=GREEN, ec=GRAY),
+    ]
+    legend_below(figure, handles, ["load", "wait for a trip", "store or use"], ncols=3)
+    return figure
+
+
+def _trips(order: str) -> int:
+    return sum(a == "L" != b for a, b in pairwise(order))
 
 
 @drawing
@@ -329,20 +397,21 @@ def chunk_tiles(x: int = 5, y: int = 3) -> BookFigure:
                 at = (j * column + (m + 0.5) * unit, 2 * row + (t + 0.5) * unit)
                 style = {"fc": "white" if masked else INK, "ec": GRAY if masked else INK}
                 axes.add_patch(Circle(at, 0.1, zorder=6, **style))
-    rectangle(axes, 0, 0.25, 0.7, 0.7, pale.BLUE, BLUE)
-    rectangle(axes, 0, 1.35, 0.7, 0.7, pale.VERMILION, VERMILION)
-    axes.add_patch(Circle((0.35, 2.8), 0.1, fc=INK, ec=INK))
-    axes.add_patch(Circle((0.35, 3.9), 0.1, fc="white", ec=GRAY))
-    axes.plot([0, 0.7], [5.0, 5.0], color=BLUE, linewidth=1.2)
+    for i, (fill, color) in enumerate(((pale.BLUE, BLUE), (pale.VERMILION, VERMILION))):
+        rectangle(axes, 0, i - 0.1, 0.7, 0.7, fill, color)
+        _write(axes, 0.35, i + 0.27, str(i + 1), fontweight="bold")
+    axes.add_patch(Circle((0.35, 2.25), 0.1, fc=INK, ec=INK))
+    axes.add_patch(Circle((0.35, 3.25), 0.1, fc="white", ec=GRAY))
+    axes.plot([0, 0.7], [4.25, 4.25], color=BLUE, linewidth=1.2)
     key = (
-        "step 1: 16 features",
-        "step 2: 16 tokens",
-        "one thread computes",
-        "and then masks",
-        "it reads",
+        "$Q K^\\top$ and $Q S$, 16 features at a time",
+        "weights times $V$, 16 tokens at a time",
+        "what one thread computes",
+        "what it computes and then masks",
+        "what it reads",
     )
     for i, text in enumerate(key):
-        _write(axes, 1.0, 0.6 + 1.1 * i, text, ha="left")
+        _write(axes, 1.0, 0.25 + i, text, ha="left")
     axes.set(xlim=(-0.1, 2 * column + T + 0.1), ylim=(2 * row + T + 0.1, -0.9))
     return figure
 
@@ -386,6 +455,38 @@ def tile_lanes(lane: int = 5) -> BookFigure:
             _box(axes, 6.4, 2.1 + 2 * row, 4.8, 2, f"b{register}", grays[register])
             _box(axes, 6.4, y, 4.8, 2, f"c[{2 * register}], c[{2 * register + 1}]", color)
     axes.set(xlim=(-0.2, left + 8.2), ylim=(top + 16 * u + 0.2, -1.5))
+    return figure
+
+
+@drawing
+def packed(lane: int = 5) -> BookFigure:
+    """Two tiles of scores slide together, and every lane holds its part of a left factor."""
+    u, gap, top = 0.5, 1.6, 11.6  # height of a cell; between the tiles of scores; where A begins
+    figure, axes = canvas(29, 22.4, unit=0.2)
+    row, column = lane // 4, lane % 4 * 2
+    halves = ((pale.BLUE, pale.VERMILION), (pale.YELLOW, pale.GREEN))
+    for n, colors in enumerate(halves):
+        above, below = n * (8 + gap), gap / 2 + 8 * n
+        for half, color in enumerate(colors):
+            e = 2 * half
+            for left, y, text in (
+                (above, 8 * half * u, f"scores[{n}][{e}],\nscores[{n}][{e + 1}]"),
+                (below, top + 8 * half * u, f"a[{2 * n + half}]"),
+            ):
+                rectangle(axes, left, y, 8, 8 * u, color, INK, linewidth=1.2)
+                _write(axes, left + 4, y + 5.4 * u, text, linespacing=1.2)
+                cell = (left + column, y + row * u, 2, u)
+                rectangle(axes, *cell, "white", VERMILION, linewidth=2, zorder=5)
+        start, end = above + 4, below + 4
+        _line(axes, (start, 16 * u + 0.2), (end, top - 0.2))
+    right = 16 + gap + 0.7
+    for y, text in (
+        (4.0, "two $C$: each framed\npair is two float32\nregisters of lane 5"),
+        (9.8, "mask, scale, pack"),
+        (top + 4.0, "one $A$: each pair is\none register of lane 5,\ntwo 16-bit numbers"),
+    ):
+        _write(axes, right, y, text, ha="left", linespacing=1.3)
+    axes.set(xlim=(-0.2, 29), ylim=(top + 16 * u + 0.2, -0.3))
     return figure
 
 

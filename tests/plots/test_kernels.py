@@ -70,6 +70,52 @@ def test_a_bar_that_is_too_long_is_broken_off() -> None:
     assert {"13.0", "0.50"} <= set(words(figure))
 
 
+def test_a_doubtful_part_has_a_dashed_edge_and_a_second_sum() -> None:
+    case = {"a": {"work": 0.1, "trips": 0.3, "more trips": 0.25}}
+    figure = kernels.bounds({"one": case}, 0.05, (1,), "more trips")
+    (axes,) = figure.axes
+    dashed = [p for p in axes.patches if p.get_linestyle() != "solid" and p.get_linestyle() != "-"]
+    assert [p.get_width() for p in dashed] == pytest.approx([0.25])
+    assert "0.40 to 0.65" in words(figure)
+
+
+def test_bars_of_ranges_begin_and_end_where_they_should() -> None:
+    figure = kernels.ranges({"few": {"a": (0.25, 1.5)}, "many": {"a": (14, 21.5)}}, 0.05)
+    for axes, ends in zip(figure.axes, ((0.25, 1.5), (14, 21.5)), strict=True):
+        (bar,) = axes.patches
+        assert (bar.get_x(), bar.get_x() + bar.get_width()) == ends
+        assert axes.get_lines()[-1].get_xdata()[0] == 0.05
+    assert {"0.25 to 1.50", "14.0 to 21.5"} <= set(words(figure))
+
+
+@pytest.mark.parametrize(("order", "trips"), [("LsLsLs", 3), ("LLLsss", 1), ("LLssLLu", 2)])
+def test_a_store_behind_a_load_waits_for_a_trip(order: str, trips: int) -> None:
+    figure = kernels.orders({"one": order}, latency=3, cell=1)
+    assert words(figure).count(r"$\lambda$") == trips
+    assert f"one: {trips} trip{'s' * (trips > 1)}" in words(figure)
+    bars = sorted(patches(figure), key=lambda p: p.get_x())
+    ends = [p.get_x() + p.get_width() for p in bars]
+    assert [p.get_x() for p in bars] == [0, *ends[:-1]]
+    assert ends[-1] == len(order) + 3 * trips
+    loads = patches(figure, color=BLUE)
+    assert len(loads) == order.count("L")
+
+
+@pytest.mark.parametrize("lane", [0, 5, 31])
+def test_scores_stay_in_their_lane(lane: int) -> None:
+    figure = kernels.packed(lane)
+    frames = [p for p in patches(figure) if same_color(p.get_edgecolor()[:3], VERMILION)]
+    quarters = [p for p in patches(figure) if p.get_width() == 8]
+    assert len(frames) == len(quarters) == 8
+    places = {
+        (round(f.get_x() - q.get_x(), 6), round(f.get_y() - q.get_y(), 6))
+        for f, q in zip(frames, quarters, strict=True)
+    }
+    assert places == {(lane % 4 * 2, lane // 4 * 0.5)}
+    for q in (0, 2, 4, 6):  # a half of a C, and the quarter of A that it becomes
+        assert same_color(quarters[q].get_facecolor(), quarters[q + 1].get_facecolor())
+
+
 @pytest.mark.parametrize(("C", "M"), [(4, 6), (2, 8)])
 def test_every_thread_has_a_column_and_a_value_and_an_output(C: int, M: int) -> None:
     figure = kernels.column_threads(C, M)
