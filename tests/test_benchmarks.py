@@ -348,6 +348,16 @@ def test_a_smaller_cache_reads_fewer_bytes_in_less_time() -> None:
             assert row["seconds"]["latent cache"] < row["seconds"]["KV cache"]
 
 
+def test_many_readers_gain_less_in_time_than_in_bytes() -> None:
+    """Weights that many share are used so often that they wait for arithmetic."""
+    one, *_, many = results.load("readers")["rows"]
+    assert (one["B"], many["B"]) == (1, 32)
+    gains = {kind: many[kind]["KV cache"] / many[kind]["state"] for kind in ("bytes", "seconds")}
+    assert gains["bytes"] > 16 and 3 < gains["seconds"] < 8
+    assert many["bytes"]["none"] == one["bytes"]["none"] == 4 * 12 * 1_024**2
+    assert many["seconds"]["none"] > 3 * one["seconds"]["none"]
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_committed_training_is_of_this_version_and_whole(name: str) -> None:
     module, result = script(name), results.load(name)
