@@ -55,6 +55,7 @@ bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/habits.py
 	"$(BIN)"/python benchmarks/crossings.py
 	"$(BIN)"/python benchmarks/decoding.py
+	"$(BIN)"/python benchmarks/readers.py
 	"$(BIN)"/python benchmarks/bracket.py
 	"$(BIN)"/python benchmarks/scans.py
 	"$(BIN)"/python benchmarks/family.py

@@ -35,6 +35,7 @@ SMALL = {
     "heads": ["--quick"],
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
     "pronouns": ["--steps", "3", "--seeds", "0"],
+    "readers": ["--readers", "1", "3", "--tokens", "5", "--repeats", "1"],
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
     "scans": ["--lengths", "64", "128", "--repeats", "1"],
     "stalls": ["--kernels", "chunked"],
@@ -345,6 +346,16 @@ def test_a_smaller_cache_reads_fewer_bytes_in_less_time() -> None:
         if 30_000 <= N <= 1_000_000:
             assert row["seconds"]["grouped cache"] < row["seconds"]["KV cache"]
             assert row["seconds"]["latent cache"] < row["seconds"]["KV cache"]
+
+
+def test_many_readers_gain_less_in_time_than_in_bytes() -> None:
+    """Weights that many share are used so often that they wait for arithmetic."""
+    one, *_, many = results.load("readers")["rows"]
+    assert (one["B"], many["B"]) == (1, 32)
+    gains = {kind: many[kind]["KV cache"] / many[kind]["state"] for kind in ("bytes", "seconds")}
+    assert gains["bytes"] > 16 and 3 < gains["seconds"] < 8
+    assert many["bytes"]["none"] == one["bytes"]["none"] == 4 * 12 * 1_024**2
+    assert many["seconds"]["none"] > 3 * one["seconds"]["none"]
 
 
 @pytest.mark.parametrize("name", TRAINED)

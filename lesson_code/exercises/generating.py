@@ -49,6 +49,43 @@ FIT.value("passes", STATES // TOKEN + 1, CACHES, "a whole number of tokens").mis
     (STATES // (4 * TOKEN) + 1, "All 32 heads have keys and values here. How many are kept?"),
 )
 
+# --- To fold or not to fold --------------------------------------------------------------------
+
+FOLD = Exercise("ex-generating-fold", CHAPTER)
+LATENTS, RANK, HEAD = 10_000, 512, 128
+
+
+def unfolding(n):
+    return 2 * LATENTS * RANK * HEAD + 2 * n * LATENTS * HEAD
+
+
+def folding(n):
+    return 2 * n * RANK * HEAD + 2 * n * LATENTS * RANK
+
+
+FOLD.value("decode_ratio", unfolding(1) / folding(1), CACHES, "a number, to two digits").mistakes(
+    (
+        (LATENTS * RANK * HEAD + 2 * LATENTS * HEAD) / (RANK * HEAD + 2 * LATENTS * RANK),
+        "Keys and values are both unfolded. With folding, queries and outputs are.",
+    ),
+    (RANK / HEAD, "Unfolding N latents is work, too, before the first score."),
+    (folding(1) / unfolding(1), "This is folding against unfolding."),
+)
+FOLD.value(
+    "prefill_ratio", folding(LATENTS) / unfolding(LATENTS), CACHES, "a number, to two digits"
+).mistakes(
+    (RANK / HEAD, "Close, but unfolding the latents and folding the queries is work, too."),
+    (unfolding(LATENTS) / folding(LATENTS), "This is unfolding against folding."),
+)
+FOLD.value("queries", 171, CACHES, "a whole number of queries").mistakes(
+    (170, "At 170 folding is still slightly cheaper."),
+    (
+        128,
+        "From n = D on the scores and sums of folding alone cost more than unfolding. But "
+        "unfolding has scores and sums, too.",
+    ),
+)
+
 # --- A zero key --------------------------------------------------------------------------------
 
 ZERO = Exercise("ex-torch-mask", CHAPTER)
@@ -147,51 +184,66 @@ PACKED = Exercise("ex-generating-packed", CHAPTER)
 
 
 def one_row(rng, N, D=5, M=3):
-    first = rng.random(N) < 0.3
+    first = rng.random(N) < 0.15
     first[:1] = True
-    return *random_qkv(rng, N, D=D, M=M), first
+    return *random_qkv(rng, N, D=D, M=M), first, 4
 
 
-def token_by_token(q, k, v, *, empty_S, empty_z, after=False):
-    """`empty_S` and `empty_z` (N,): where each is emptied, before the token is written or after."""
-    fq, fk, out = elu_plus_one(q), elu_plus_one(k), np.empty_like(v)
-    S, z = np.zeros((k.shape[1], v.shape[1])), np.zeros(k.shape[1])
-    for t in range(len(q)):
-        written = (fk[t][:, None] * v[t], fk[t])
-        S, z = (
-            (x + w) * (not empty) if after else x * (not empty) + w
-            for x, w, empty in zip((S, z), written, (empty_S[t], empty_z[t]), strict=True)
-        )
-        divisor = fq[t] @ z
-        out[t] = fq[t] @ S / (divisor or 1)
+def in_chunks(q, k, v, first, L, *, inside=True, reads=True, drops="Sz", writes=True):
+    """Each of the masks can be left out; ``drops`` names what is emptied at a border."""
+    fq, fk, text = elu_plus_one(q), elu_plus_one(k), np.cumsum(first)
+    state, before, out = {"S": 0.0, "z": 0.0}, 1, np.empty_like(v)
+    for start in range(0, len(q), L):
+        c = slice(start, start + L)
+        own = text[c, None] == text[c] if inside else True
+        old = (text[c] == before)[:, None] if reads else True
+        A, f = np.tril(fq[c] @ fk[c].T) * own, fq[c] * old
+        numerator, divisor = A @ v[c], A.sum(axis=1)
+        if start:
+            numerator, divisor = numerator + f @ state["S"], divisor + f @ state["z"]
+        out[c] = numerator / divisor[:, None]
+        last = (text[c] == text[c][-1])[:, None] if writes else True
+        runs_on = text[c][-1] == before
+        written = {"S": (fk[c] * last).T @ v[c], "z": (fk[c] * last).sum(axis=0)}
+        state = {x: written[x] + (state[x] if runs_on or x not in drops else 0) for x in "Sz"}
+        before = text[c][-1]
     return out
 
 
 @PACKED.function(PADDING, inputs=one_row)
-def my_packed(q, k, v, first):
-    return token_by_token(q, k, v, empty_S=first, empty_z=first)
+def my_packed(q, k, v, first, L):
+    return in_chunks(q, k, v, first, L)
 
 
-nowhere = np.zeros_like
 my_packed.mistakes(
     (
-        lambda q, k, v, first: token_by_token(
-            q, k, v, empty_S=nowhere(first), empty_z=nowhere(first)
+        lambda q, k, v, first, L: in_chunks(
+            q, k, v, first, L, inside=False, reads=False, drops="", writes=False
         ),
         "The state runs on: every text is answered from those before it.",
     ),
     (
-        lambda q, k, v, first: token_by_token(q, k, v, empty_S=first, empty_z=nowhere(first)),
+        lambda q, k, v, first, L: in_chunks(q, k, v, first, L, inside=False),
+        "Within a chunk the triangle goes across the borders.",
+    ),
+    (
+        lambda q, k, v, first, L: in_chunks(q, k, v, first, L, reads=False),
+        "All rows of a chunk read the state that was carried in. After a border none may.",
+    ),
+    (
+        lambda q, k, v, first, L: in_chunks(q, k, v, first, L, writes=False),
+        "What is carried on has tokens from before the last border of the chunk.",
+    ),
+    (
+        lambda q, k, v, first, L: in_chunks(q, k, v, first, L, drops=""),
+        "A chunk with a border adds its tokens to the old state, which belongs to another text.",
+    ),
+    (
+        lambda q, k, v, first, L: in_chunks(q, k, v, first, L, drops="S"),
         "S begins anew and z does not: outputs shrink from one text to the next.",
     ),
     (
-        lambda q, k, v, first: token_by_token(q, k, v, empty_S=first, empty_z=first, after=True),
-        "The state is emptied after the first token has been written, so that token is lost.",
-    ),
-    (
-        lambda q, k, v, first: token_by_token(
-            q, k, v, empty_S=np.roll(first, 1), empty_z=np.roll(first, 1)
-        ),
+        lambda q, k, v, first, L: my_packed.reference(q, k, v, np.roll(first, 1), L),
         "The borders are one token late.",
     ),
 )

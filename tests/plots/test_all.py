@@ -139,6 +139,7 @@ FIGURES = {
     "images.gallery": ({"held out": PIXELS, "drawn": PIXELS}, 17),
     "images.completions": (PIXELS[:2], [PIXELS[:3], PIXELS[:3]], 32, 17),
     "images.speeds": ({"short": {"a": 0.5, "b": 1234.4}, "long": {"a": 0.004}},),
+    "decoding.readers": (4e8, {"a": 2e9, "b": 4e6}, {"a": 1, "b": 900}),
     "decoding.contexts": ([STEP, {**STEP, "N": 100}], ["a", "b"]),
     "machines.states_that_travel": ([V[:2], V[:2], V[1:]], V),
     "machines.timeline": ([2.4, 4.6, 3.3],),

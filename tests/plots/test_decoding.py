@@ -45,3 +45,14 @@ def test_only_the_bytes_of_what_was_not_run_are_hollow() -> None:
 def test_every_line_is_named_once() -> None:
     (legend,) = decoding.contexts(ROWS, ["state", "cache"]).legends
     assert [text.get_text() for text in legend.get_texts()] == ["state", "cache"]
+
+
+def test_readers_who_do_not_fit_are_hollow() -> None:
+    (axes,) = decoding.readers(8e6, {"cache": 4e6, "state": 1e6}, {"cache": 2, "state": 6}).axes
+    markers = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+    cache, beyond, state, nobody = markers
+    assert points(cache) == [(1, 12), (2, 8)]
+    assert points(beyond) == [(4, 6), (6, 4 + 8 / 6)]
+    assert [x for x, _ in points(state)] == [1, 2, 4, 6] and not points(nobody)
+    assert same_color(beyond.get_markerfacecolor(), "white")
+    assert [text.get_text() for text in axes.texts[:1]] == ["8.0 MB\n2 readers"]
