@@ -235,8 +235,9 @@ def rounded_parts(
     for axes, (title, errors) in zip(row, panels.items(), strict=True):
         for index, found in enumerate(zip(*errors.values(), strict=True)):
             style = look(index, linestyle="none", markersize=8, label=measures[index])
-            face = "white" if index == 0 else style["color"]
-            axes.plot(found, range(len(found)), markerfacecolor=face, **style)
+            if index == 0:
+                style |= {"markerfacecolor": "none", "markersize": 10, "zorder": 5}
+            axes.plot(found, range(len(found)), **style)
         for text, value in marks.items():
             axes.axvline(value, color=GRAY, linestyle=":", linewidth=1.4, zorder=0)
             at_top = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
