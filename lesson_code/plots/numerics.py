@@ -46,7 +46,7 @@ def bit_layouts(formats: Mapping[str, tuple[int, int]]) -> BookFigure:
     """The bits of formats: one for the sign, those of the exponent, and those of the fraction."""
     figure, ((axes,),) = new_figure(width=6.4, height=0.42 * len(formats) + 0.55)
     for row, (exponent, fraction) in enumerate(formats.values()):
-        x = 0
+        x = 0.0
         for bits, color in ((1, "#d9d9d9"), (exponent, "#f6c9a4"), (fraction, "#9ecae8")):
             axes.barh(row, bits, left=x, height=0.72, color=color, edgecolor=INK, linewidth=1.2)
             ticks = x + np.arange(1, bits)
