@@ -15,6 +15,7 @@ CHAPTER = "Numbers that misbehave"
 SPACING = "Floats have spacing"
 STICK = "Sums stick"
 REPAIRS = "Two repairs: more digits, or fewer additions"
+MILLION = "A million tokens"
 ZERO = "A feature that rounds to zero"
 EPSILON = "An epsilon changes the function"
 RANGE = "Exponentials out of range"
@@ -79,6 +80,55 @@ HAND.value("threes", stuck(3), STICK, "where the sum of threes sticks").mistakes
         "change.",
         SPACING,
     ),
+)
+
+# --- A count that forgets ------------------------------------------------------------------------
+
+DECAY = Exercise("ex-numerics-decay", CHAPTER)
+
+
+def settled(gamma, p=8):
+    """Where z = gamma z + 1 stays, if each step is rounded once."""
+    z = 1.0
+    while (new := rounded(gamma * z + 1, p)) != z:
+        z = new
+    return z
+
+
+DECAY.value("fast", settled(0.96), MILLION, "where the count with a decay of 0.96 stops").mistakes(
+    (25, "That is the limit 1 / (1 - 0.96). The count stops where its gain is rounded away."),
+    (
+        21.875,
+        "With a whole spacing in the formula. A gain is lost only where it is half of the spacing "
+        "or less.",
+    ),
+    (
+        24.21875,
+        "Between 16 and 32 the spacing is 1/8; the formula was used with half of that.",
+        SPACING,
+    ),
+)
+DECAY.value(
+    "slow", settled(0.995), MILLION, "where the count with a decay of 0.995 stops"
+).mistakes(
+    (200, "That is the limit 1 / (1 - 0.995). The count stops where its gain is rounded away."),
+    (
+        150,
+        "With the spacing below 128. At 128 it doubles: what is the gain there?",
+        SPACING,
+    ),
+    (
+        100,
+        "With the spacing above 128. Below, it is half of that, and the count goes on past 100.",
+        SPACING,
+    ),
+)
+DECAY.value(
+    "limit", 4, MILLION, "the power of two up to which limits are reached within 1% in bfloat16"
+).mistakes(
+    (2, "Between 2 and 4 the spacing is 1/64, and half of it is below 1%."),
+    (2**18, "That is the answer for float32, with p = 24."),
+    (8, "Between 4 and 8 the spacing is 1/32. Half of it is 1.6%."),
 )
 
 # --- A running logarithm -----------------------------------------------------------------------
@@ -259,7 +309,7 @@ def with_gradients(fn):
         missing = torch.zeros(())
         return {
             "output": out.detach(),
-            "gradient for S": missing if of_S is None else of_S,
+            "gradient for y": missing if of_S is None else of_S,
             "gradient for z": missing if of_z is None else of_z,
         }
 
@@ -279,7 +329,7 @@ my_quotient.mistakes(
     ),
     (
         lambda S, z: S / (z + 1e-6),
-        "An epsilon changes the outputs where z is small, and at 0 the gradient for S is a million "
+        "An epsilon changes the outputs where z is small, and at 0 the gradient for y is a million "
         "instead of 0.",
         EPSILON,
     ),

@@ -1,6 +1,6 @@
 """Figures of rounding and of ranges: sums that stick, floats on a line, outputs that fade."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import arrow, write
 from lesson_code.plots.colors import BLUE, GRAY, INK, SIGNED, VERMILION, look
-from lesson_code.plots.lines import beside, name_lines
+from lesson_code.plots.lines import beside, legend_below, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 WHITE = {"fc": "white", "ec": "none", "alpha": 0.85, "pad": 2}
@@ -42,12 +42,37 @@ def sums_stick(sums: Mapping[str, ArrayLike]) -> BookFigure:
 
 
 @drawing
+def bit_layouts(formats: Mapping[str, tuple[int, int]]) -> BookFigure:
+    """The bits of formats: one for the sign, those of the exponent, and those of the fraction."""
+    figure, ((axes,),) = new_figure(width=6.4, height=0.42 * len(formats) + 0.55)
+    for row, (exponent, fraction) in enumerate(formats.values()):
+        x = 0.0
+        for bits, color in ((1, "#d9d9d9"), (exponent, "#f6c9a4"), (fraction, "#9ecae8")):
+            axes.barh(row, bits, left=x, height=0.72, color=color, edgecolor=INK, linewidth=1.2)
+            ticks = x + np.arange(1, bits)
+            axes.vlines(ticks, row - 0.36, row + 0.36, color="white", linewidth=0.8)
+            write(axes, x + bits / 2, row, str(bits))
+            x += bits
+        write(axes, x + 0.4, row, f"p = {fraction + 1}", ha="left")
+    exponent = next(iter(formats.values()))[0]
+    above = {"ha": "left", "fontsize": 11}
+    for x, text in ((0, "sign"), (3, "exponent"), (1 + exponent + 0.5, "fraction")):
+        write(axes, x, -0.72, text, **above)
+    axes.set_yticks(range(len(formats)), list(formats))
+    axes.set(xlim=(-0.1, 37), ylim=(len(formats) - 0.5, -1.0), xticks=[])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+@drawing
 def number_lines() -> BookFigure:
     """The floats of 3 digits up to 16 (top) and those of bfloat16 around 256 (bottom).
 
     On each line an arrow shows the first sum of ones that is rounded back to where it came from.
     """
-    figure, axes = new_figure(1, 2, width=5.6, height=2.6)
+    figure, axes = new_figure(1, 2, width=5.6, height=2.4)
     _number_line(axes[0, 0], 3, 1, 16, stuck=8, title="3 binary digits")
     _number_line(axes[1, 0], 8, 248, 268, stuck=256, title="bfloat16: 8 binary digits")
     return figure
@@ -69,11 +94,11 @@ def _number_line(axes: Axes, digits: int, start: int, stop: int, stuck: int, tit
         if digits < 5
         else range(start, stop + 1, 2)
     )
-    axes.set(xlim=(start - 0.6, stop + 0.6), ylim=(-0.5, 0.8), xticks=labeled)
+    axes.set(xlim=(start - 0.6, stop + 0.6), ylim=(-0.22, 0.8), xticks=labeled)
     axes.set_yticks([])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
+    axes.tick_params(length=0, pad=0)
     write(axes, start - 0.3, 0.5, title, color=BLUE, ha="left")
 
 
@@ -193,4 +218,35 @@ def errors_by_size(size: ArrayLike, error: ArrayLike, tolerance: float) -> BookF
     panels[0].set_ylabel("relative error")
     at_end = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
     beside(panels[1], "tolerance", (1, tolerance), (0, 3), color=VERMILION, **at_end)
+    return figure
+
+
+@drawing
+def rounded_parts(
+    panels: Mapping[str, Mapping[str, tuple[float, ...]]],
+    measures: Sequence[str],
+    marks: Mapping[str, float],
+) -> BookFigure:
+    """Errors by what was rounded, a row each, in a panel for each kind of weights.
+
+    Each measure of the error has a marker of its own; dotted verticals are named above.
+    """
+    figure, (row,) = new_figure(len(panels), width=6.4, height=3.9, sharey=True)
+    for axes, (title, errors) in zip(row, panels.items(), strict=True):
+        for index, found in enumerate(zip(*errors.values(), strict=True)):
+            style = look(index, linestyle="none", markersize=8, label=measures[index])
+            if index == 0:
+                style |= {"markerfacecolor": "none", "markersize": 10, "zorder": 5}
+            axes.plot(found, range(len(found)), **style)
+        for text, value in marks.items():
+            axes.axvline(value, color=GRAY, linestyle=":", linewidth=1.4, zorder=0)
+            at_top = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+            beside(axes, text, (value, 1), (0, 2), color=GRAY, fontsize=10, **at_top)
+        axes.set(xscale="log", xlim=(4e-6, 9e3), xlabel="error")
+        axes.set_xticks([1e-4, 1e-2, 1, 100], ["0.01%", "1%", "100%", "10⁴%"])
+        axes.minorticks_off()
+        axes.set_title(title, pad=20)
+    row[0].set_yticks(range(len(errors)), list(errors))
+    row[0].set_ylim(len(errors) - 0.5, -0.5)
+    legend_below(figure, row[0].get_lines()[: len(measures)], measures)
     return figure

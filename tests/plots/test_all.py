@@ -108,6 +108,7 @@ FIGURES = {
     "kernels.segments": (),
     "kernels.traffic": ({"a": {"loaded": 768, "stored": 256}}, {"a": 1000}),
     "numerics.sums_stick": ({"a": np.minimum(np.arange(1, 41), 8), "b": np.arange(1, 41)},),
+    "numerics.bit_layouts": ({"a": (8, 7), "b": (5, 10)},),
     "numerics.number_lines": (),
     "numerics.stored_state": (
         25.0,
@@ -117,6 +118,11 @@ FIGURES = {
     "numerics.fading": (10.0 ** -np.arange(9), {"a": np.full(9, 10), "b": 10 * (np.arange(9) < 4)}),
     "numerics.masked_exponents": (np.arange(8) - np.arange(8)[:, None], 5.0),
     "numerics.errors_by_size": (np.geomspace(1e-6, 1, 40), np.full(40, 1e-8), 1e-3),
+    "numerics.rounded_parts": (
+        {"a": {"x": (1e-3, 0.1), "y": (1e-2, 1)}, "b": {"x": (1e-3, 0.1), "y": (1e-2, 1)}},
+        ("one", "two"),
+        {"limit": 1.0},
+    ),
     "rwkv.blocks": ({"one": WEIGHTS, "other": WEIGHTS}, 4),
     "rwkv.weights_of_the_past": (np.geomspace(1, 0.01, 32), 400),
     "rwkv.block": (),
