@@ -64,6 +64,7 @@ FIGURES = {
     "recurrence.unrolled": (Q, K, V),
     "recurrence.two_ways": (Q, K, V, 3),
     "recurrence.composed_steps": (1.5, [0.5, -1.0, 0.3], (1, 3)),
+    "recurrence.valley": ([1, 8, 64, 512], [80.0, 27.0, 10.0, 34.0]),
     "recurrence.between": (6, (1, 3, 6)),
     "feature_maps.heads_reading": ({"a": np.tri(3) / 2, "b": np.tri(3)}, "a b"),
     "feature_maps.values_and_slopes": (),
