@@ -57,6 +57,7 @@ bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/decoding.py
 	"$(BIN)"/python benchmarks/readers.py
 	"$(BIN)"/python benchmarks/bracket.py
+	"$(BIN)"/python benchmarks/forms.py
 	"$(BIN)"/python benchmarks/scans.py
 	"$(BIN)"/python benchmarks/family.py
 	"$(BIN)"/python benchmarks/exchange.py
@@ -68,6 +69,7 @@ bench: .venv/ready  ## measure again what the book quotes
 # Trains the models whose results the book shows: over an hour on two free cores, and it may be stopped and gone on with.
 train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/pronouns.py
+	"$(BIN)"/python benchmarks/pronouns.py --scale --seeds 0 1 2
 	"$(BIN)"/python benchmarks/layer.py
 	"$(BIN)"/python benchmarks/recall.py
 	"$(BIN)"/python benchmarks/digits.py

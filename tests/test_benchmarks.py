@@ -31,6 +31,7 @@ SMALL = {
     "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
     "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],
+    "forms": ["--tokens", "70", "--lengths", "1", "16", "--repeats", "1"],
     "habits": ["--calls", "2", "--trials", "1"],
     "heads": ["--quick"],
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],

@@ -254,6 +254,28 @@ BUDGET.value(
     (16 * 64 * 64, "S has a row for each feature, not for each entry of a key."),
 )
 
+# --- Entries of other tables -------------------------------------------------------------------
+
+TABLE = Exercise("ex-bracket-table", CHAPTER)
+LONG, WIDE = 10_000, 64
+QUADRATIC_STEP = LONG * (WIDE + WIDE)
+LINEAR_STEP = costs.linear_operations(1, WIDE, WIDE).total
+
+TABLE.value("time_factor", 2, OPERATIONS, "a number").mistakes(
+    (WIDE, "One score takes D operations, and one sum takes M for each value. Compare the two."),
+)
+TABLE.value("softmax_step", QUADRATIC_STEP, OPERATIONS, "how many operations").mistakes(
+    (LONG * WIDE, "The scores and the weighted sums take as many each. One of the two is missing."),
+    (LONG * QUADRATIC_STEP, "That is the whole text. One token has one query."),
+)
+TABLE.value("linear_step", LINEAR_STEP, OPERATIONS, "how many operations").mistakes(
+    (2 * WIDE * WIDE, "Writing and reading z are missing."),
+    (LINEAR_STEP // 2, "A step writes and reads. One of the two is missing."),
+)
+TABLE.value("memory_factor", WIDE, MEMORY, "a number").mistakes(
+    (2 * WIDE, "N²D counts the products of the scores alone; the matrix has N² numbers."),
+)
+
 # --- How sharp it can be -----------------------------------------------------------------------
 
 CEILING = Exercise("ex-bracket-ceiling", CHAPTER)

@@ -1,11 +1,13 @@
-"""Figures of the bracket trick: both orders to scale, rows of weights, the measured gain."""
+"""Figures of the bracket trick: both orders to scale, rows of weights, their price, the gain."""
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
 from lesson_code.numpy import attention_weights, elu_plus_one
+from lesson_code.plots import pale
 from lesson_code.plots.cells import canvas, rectangle, write
 from lesson_code.plots.colors import GRAY, look
 from lesson_code.plots.lines import beside, legend_below, mark, name_lines
@@ -80,12 +82,17 @@ def weight_rows(q: NDArray, k: NDArray, factors: Sequence[float] = (1, 16)) -> B
         linear = (similarity / similarity.sum(axis=-1, keepdims=True))[0]
         softmax = attention_weights(factor * q, k)[0]
         panel.axhline(1 / len(k), color=GRAY, linestyle=":", linewidth=1.4, label="all equal")
-        panel.plot(keys, softmax[order], label="softmax", **look(1))
+        sharp = look(1, linestyle="")
+        panel.plot(keys, softmax[order], label="softmax", **sharp)
         panel.plot(keys, linear[order], label="linear", **look(0, linestyle=""))
         tick = look(6, linestyle="", marker="_", markersize=7)
         panel.plot(keys, ceilings[order], label="linear at most", **tick)
         query = "q" if factor == 1 else f"{factor:g}\\,q"
-        panel.set(title=f"query ${query}$", xlabel="keys", yscale="log", ylim=(1e-3, 1.4))
+        panel.set(title=f"query ${query}$", xlabel="keys", yscale="log", ylim=(1e-3, 1.8))
+        if softmax.max() > 0.9:
+            text = f"{softmax.max():.2f}, all on one key"
+            at = (1 + float(softmax[order].argmax()), softmax.max())
+            beside(panel, text, at, (8, 0), va="center", fontsize=11, color=sharp["color"])
         panel.set_xticks([])
     axes[0, 0].set_ylabel("weight")
     axes[0, 0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -109,4 +116,25 @@ def gain(N: Sequence[int], measured: Sequence[float], counted: Sequence[float]) 
     right = {"ha": "right", "color": GRAY, "fontsize": 12}
     beside(axes, "above: the state is faster", (N[-1], 1), (0, 5), va="bottom", **right)
     beside(axes, "below: the matrix is faster", (N[-1], 1), (0, -6), va="top", **right)
+    return figure
+
+
+@drawing
+def price_of_sharpness(first: int, last: int) -> BookFigure:
+    """What half of the weight costs for each of N keys: features, or a lead in softmax's scores."""
+    height = 3.4
+    figure, ((axes,),) = new_figure(height=height)
+    N = np.geomspace(first, last, 60)
+    floor = 1.0
+    axes.fill_between(N, floor, N / 2, color=pale.BLUE, linewidth=0)
+    axes.plot(N, N / 2, label="features", **look(0, marker=None))
+    axes.plot(N, np.log(N - 1), label="lead", **look(1, marker=None))
+    axes.set(xscale="log", yscale="log", xlabel="words N", ylabel="needed for one half")
+    axes.set(xlim=(first, last), ylim=(floor, last))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    name_lines(axes, axes.get_lines(), height)
+    center = float(np.sqrt(first * last))
+    text = "too few features:\nno map can do it"
+    beside(axes, text, (2.2 * center, 0.1 * center), (0, 0), ha="left", va="center", fontsize=12)
     return figure

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle
+from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
 from lesson_code.plots import pale
@@ -141,4 +142,22 @@ def between(N: int, sizes: Sequence[int]) -> BookFigure:
         write(axes, x + 1, N + 1.85, text, ha="left", fontsize=10)
     write(axes, -0.5, N / 2, r"$\leftarrow$ queries", rotation=90, fontsize=10)
     axes.set(xlim=(-1, pitch * len(sizes) - 1.1), ylim=(N + 2.3, -1.9))
+    return figure
+
+
+@drawing
+def valley(lengths: Sequence[int], milliseconds: Sequence[float]) -> BookFigure:
+    """Time against the length of a chunk: long with many steps, and long with a large square."""
+    figure, ((axes,),) = new_figure(height=3.2)
+    axes.plot(lengths, milliseconds, **look(0))
+    axes.set(xscale="log", yscale="log", xlabel="chunk length $L$", ylabel="milliseconds")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    lowest = int(np.argmin(milliseconds))
+    at = (lengths[lowest], milliseconds[lowest])
+    axes.set_ylim(bottom=0.4 * at[1])
+    beside(axes, f"$L = {at[0]}$", at, (0, -9), ha="center", va="top", fontsize=12)
+    note = {"color": GRAY, "fontsize": 12}
+    beside(axes, "waiting", (lengths[0], milliseconds[0]), (14, 10), **note)
+    beside(axes, "the square", (lengths[-1], milliseconds[-1]), (-22, 0), ha="right", **note)
     return figure
