@@ -174,9 +174,11 @@ def retrieval(
         axes.plot(x, y, **style)
         at_end = {"color": style["color"], "ha": side, "va": "center"}
         beside(axes, name, (x[0], y[0]), (8 if side == "left" else -6, -4), **at_end)
-    for x in predicted.values():
-        cross = {"marker": "X", "markersize": 11, "markeredgecolor": "white", "zorder": 5}
-        axes.plot(x, 0.1, color=INK, linestyle="none", **cross)
+    for index, x in enumerate(predicted.values()):
+        cross = {"marker": "X", "markersize": 12, "markeredgecolor": INK, "zorder": 5}
+        axes.plot(x, 0.1, color=look(index)["color"], linestyle="none", **cross)
+        if index == 0:
+            beside(axes, "formula", (x, 0.1), (-10, 4), ha="right")
     axes.set(xscale="log", yscale="log", ylim=(1e-3, 1.2))
     axes.set(xlabel="pairs stored, $n / D$", ylabel="share of wrong choices")
     plain_ticks(axes.xaxis, 2.0 ** np.arange(-2, 5))
