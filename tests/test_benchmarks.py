@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,7 +77,8 @@ def test_a_result_says_where_it_comes_from(name: str) -> None:
 
 def test_every_result_has_its_script() -> None:
     folder = Path(results.__file__).parent
-    found = {path.stem.removesuffix("_cuda") for path in folder.glob("*.json")}
+    ends = re.compile("_(cuda|scale)$")  # what a script writes with an option
+    found = {ends.sub("", path.stem) for path in folder.glob("*.json")}
     assert found - {"kernels"} == set(NAMES)
 
 

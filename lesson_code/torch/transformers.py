@@ -49,8 +49,12 @@ def in_transformers() -> Iterator[list[str]]:
 
     Examples
     --------
-    >>> with in_transformers() as replaced:  # doctest: +SKIP
-    ...     model.generate(**prompt)
+    A model's three kinds of call, each as without the context::
+
+        with in_transformers():
+            logits = model(tokens).logits
+            loss.backward()
+            text = model.generate(prompt)
     """
     if find_spec("transformers") is None:
         raise ImportError("in_transformers needs the transformers library: install transformers.")
