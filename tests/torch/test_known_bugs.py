@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import normalize, pad, softplus
 
 import lesson_code.torch as lt
-from lesson_code.torch import operator
+from lesson_code.torch import RWKV4TimeMix, RWKV6TimeMix, RWKV7TimeMix, operator
 from tests.arrays import assert_close, numbers
 from tests.operators import CONTRACTS, draw, draw_state, to_torch
 from tests.torch.modules.family import HEADS, KINDS, WIDTH, in_steps, leaves
@@ -367,6 +367,35 @@ def test_known_bug_a_layer_alone_is_not_initialized(kind):
         y = module(x)
         y.sum().backward()
         assert y.isfinite().all() and all(p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_known_bug_half_precision_is_not_initialized(kind, dtype, default_dtype):
+    """fla before 0.6.0, RWKV-7: a copy in float32 became orthogonal, and the weights did not."""
+    with memory_of_nan():
+        weight = torch.empty(4, 4, dtype=dtype)
+        torch.nn.init.orthogonal_(weight.float())
+        assert weight.isnan().all()
+        default_dtype(dtype)
+        module = fresh(kind)
+    assert all(p.dtype == dtype and p.isfinite().all() for p in module.parameters())
+    assert module(torch.randn(2, 9, WIDTH)).isfinite().all()
+
+
+@pytest.fixture
+def default_dtype():
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [RWKV4TimeMix, RWKV6TimeMix, RWKV7TimeMix])
+def test_matrices_of_half_precision_are_orthogonal(kind, dtype, default_dtype):
+    default_dtype(dtype)
+    W = fresh(kind).value.weight.double()
+    assert_close(W @ W.T, torch.eye(WIDTH, dtype=torch.float64), tolerance=0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
