@@ -1,8 +1,8 @@
 """What other people's programs compute: outputs and states recorded from two libraries.
 
 tests/recorded/ has the recordings and the scripts that made them: the reference functions of
-flash-linear-attention (fla_core), and two whole models of RWKV's author (rwkv). Neither library is
-needed here. All of it was computed in float32, so an error is that of float32 even in float64.
+flash-linear-attention (fla_core), and three whole models of RWKV's author (rwkv). Neither library
+is needed here. All of it was computed in float32, so an error is that of float32 even in float64.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 import lesson_code.numpy as ln
 import lesson_code.torch as lt
 from lesson_code.numpy.linear import CAUSAL
+from lesson_code.torch.modules.rwkv6 import RWKV6State
+from lesson_code.torch.modules.rwkv7 import RWKV7BlockState
 from tests.arrays import in_dtype, numbers
 from tests.operators import CONTRACTS, leaves
 
@@ -182,6 +184,7 @@ NAMES = {
     "embedding": "emb",
     "norm": "ln_out",
     "time_mix": "att",
+    "mixer": "att",
     "channel_mix": "ffn",
     "norm_0": "ln0",
     "norm_1": "ln1",
@@ -193,6 +196,15 @@ OF_RWKV4 = {
     "mix_receptance": "time_mix_r",
     "log_rate": "time_decay",
     "bonus": "time_first",
+}
+OF_RWKV6 = {
+    "first_share": "time_maa_x",
+    "shares_down": "time_maa_w1",
+    "shares_up": "time_maa_w2",
+    "decay_base": "time_decay",
+    "decay_down": "time_decay_w1",
+    "decay_up": "time_decay_w2",
+    "bonus": "time_faaaa",
 }
 OF_RWKV7 = {
     "removal": "k_k",
@@ -216,26 +228,33 @@ def published(name: str, generation: int) -> np.ndarray:
     sublayer, *rest = *inner, last
     where = f"{generation}/{'.'.join(block)}.{NAMES[sublayer]}."
     if rest == ["shares"]:
-        return np.stack([RWKV[f"{where}x_{letter}"].reshape(-1) for letter in "rwkvag"])
+        letters, prefix = {6: ("wkvrg", "time_maa_"), 7: ("rwkvag", "x_")}[generation]
+        return np.stack([RWKV[f"{where}{prefix}{letter}"].reshape(-1) for letter in letters])
     if rest[0] == "norm":
         return RWKV[f"{where}ln_x.{rest[1]}"]
     own = ".".join(rest)
-    return RWKV[where + {4: OF_RWKV4, 7: OF_RWKV7}[generation].get(own, own)]
+    return RWKV[where + {4: OF_RWKV4, 6: OF_RWKV6, 7: OF_RWKV7}[generation].get(own, own)]
 
 
 def model(generation: int, dtype) -> lt.LanguageModel:
-    block = {4: lt.RWKV4Block, 7: lt.RWKV7Block}[generation]
+    block = {4: lt.RWKV4Block, 6: lt.RWKV6TimeMix, 7: lt.RWKV7Block}[generation]
     made = lt.LanguageModel(11, 8, [block] * 2, num_heads=2).to(dtype)
-    values = {
-        name: torch.from_numpy(published(name, generation)).reshape(p.shape)
-        for name, p in made.named_parameters()
-    }
-    made.load_state_dict(values)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "feed_forward" in name:  # which is not RWKV-6's; the recorded one gives 0
+                parameter.zero_()
+            else:
+                value = torch.from_numpy(published(name, generation))
+                parameter.copy_(value.reshape(parameter.shape))
+        if generation == 6:
+            norm = (in_dtype(RWKV[f"6/blocks.0.ln0.{x}"], dtype) for x in ("weight", "bias"))
+            embedding = made.embedding.weight
+            embedding.copy_(torch.nn.functional.layer_norm(embedding, (8,), *norm))
     return made
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize("generation", [4, 7])
+@pytest.mark.parametrize("generation", [4, 6, 7])
 @torch.no_grad()
 def test_models_compute_what_those_of_rwkv_do(generation: int, bits: int) -> None:
     """In one go, token by token, and the state at the end."""
@@ -248,19 +267,22 @@ def test_models_compute_what_those_of_rwkv_do(generation: int, bits: int) -> Non
         logit, state = found.step(token, state)
         assert error(logit[0], logits[t]) < 1e-5
     for end in (last, state):
-        for i, x in enumerate(of_block for block in end for of_block in recorded_order(block)):
-            assert error(x[0], RWKV[f"{generation}/state/{i}"]) < 1e-5
+        for i, x in enumerate(x for block in end for x in recorded_order(block)):
+            if x is not None:
+                assert error(x[0], RWKV[f"{generation}/state/{i}"]) < 1e-5
 
 
 def recorded_order(block: tuple) -> list:
-    """The state of a block as RWKV's author keeps it: matrices have rows for values."""
-    if isinstance(block, tuple) and hasattr(block, "S"):
+    """The state of a block as RWKV's author keeps it: in RWKV-7 the rows are those of values."""
+    if isinstance(block, RWKV6State):
+        return [block.last, block.S, None]  # and the last input of the channel mix
+    if isinstance(block, RWKV7BlockState):
         return [block.time_last, block.S.mT, block.channel_last]
     return list(block)
 
 
 def test_all_recorded_weights_are_used() -> None:
-    for generation in (4, 7):
+    for generation in (4, 7):  # an RWKV-6 has a channel mix besides
         stored = {x: y.size for x, y in RWKV.items() if x.startswith(f"{generation}/")}
         weights = sum(n for x, n in stored.items() if "state" not in x and "logits" not in x)
         assert weights == sum(p.numel() for p in model(generation, torch.float32).parameters())
@@ -269,8 +291,10 @@ def test_all_recorded_weights_are_used() -> None:
 def test_a_recording_tells_models_apart() -> None:
     """One vector of zeros in one layer is another model."""
     tokens = torch.from_numpy(RWKV["tokens"])[None]
-    for generation, name in ((4, "bonus"), (7, "removal"), (7, "first_share.base"), (7, "shares")):
+    changes = (4, "bonus"), (6, "shares_up"), (6, "bonus"), (6, "decay_down"), (6, "first_share")
+    for generation, name in (*changes, (7, "removal"), (7, "first_share.base"), (7, "shares")):
         changed = model(generation, torch.float64)
+        block = changed.blocks[1]
         with torch.no_grad():
-            changed.blocks[1].time_mix.get_parameter(name).zero_()
+            (block.mixer if generation == 6 else block.time_mix).get_parameter(name).zero_()
             assert error(changed(tokens)[0], RWKV[f"{generation}/logits"]) > 0.01

@@ -1,8 +1,9 @@
-"""Record what the package of RWKV's author computes for two small models, for test_recorded.py.
+"""Record what the package of RWKV's author computes for three small models, for test_recorded.py.
 
-It is by other hands than fla, and runs whole models, of which an RWKV-4 and an RWKV-7 are recorded:
-random weights under the names of published checkpoints, the logits after each token of a text, and
-the last state. To record again, in an environment that has numpy and torch:
+It is by other hands than fla, and runs whole models, of which an RWKV-4, an RWKV-6 and an RWKV-7
+are recorded: random weights under the names of published checkpoints, the logits after each token
+of a text, and the last state. The channel mix of the RWKV-6 gives 0, as this package has none. To
+record again, in an environment that has numpy and torch:
 
     pip install rwkv==0.8.32 tokenizers
     python tests/recorded/record_rwkv.py
@@ -58,6 +59,28 @@ def rwkv4(rng) -> dict[str, np.ndarray]:
     return weights
 
 
+def rwkv6(rng) -> dict[str, np.ndarray]:
+    weights = common(rng)
+    for i in range(LAYERS):
+        att, ffn = f"blocks.{i}.att.", f"blocks.{i}.ffn."
+        for name in ("x", "w", "k", "v", "r", "g"):
+            weights[f"{att}time_maa_{name}"] = rng.uniform(size=(1, 1, F))
+        weights[f"{att}time_maa_w1"] = rng.normal(size=(F, 5 * RANK)) / np.sqrt(F)
+        weights[f"{att}time_maa_w2"] = rng.normal(size=(5, RANK, F)) / np.sqrt(RANK)
+        weights[f"{att}time_decay"] = rng.uniform(-3, 1, size=(1, 1, F))
+        weights[f"{att}time_decay_w1"] = rng.normal(size=(F, RANK)) / np.sqrt(F)
+        weights[f"{att}time_decay_w2"] = rng.normal(size=(RANK, F)) / np.sqrt(RANK)
+        weights[f"{att}time_faaaa"] = rng.normal(size=(H, F // H))
+        weights[f"{att}gate.weight"] = rng.normal(size=(F, F)) / np.sqrt(F)
+        weights[f"{att}ln_x.weight"] = rng.uniform(0.5, 1.5, size=F)
+        weights[f"{att}ln_x.bias"] = 0.2 * rng.normal(size=F)
+        for name in ("k", "r"):
+            weights[f"{ffn}time_maa_{name}"] = rng.uniform(size=(1, 1, F))
+        weights[f"{ffn}receptance.weight"] = rng.normal(size=(F, F)) / np.sqrt(F)
+        weights[f"{ffn}value.weight"] *= 0
+    return weights
+
+
 def rwkv7(rng) -> dict[str, np.ndarray]:
     weights = common(rng)
     for i in range(LAYERS):
@@ -102,7 +125,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     tokens = rng.integers(VOCABULARY, size=N)
     arrays = {"tokens": tokens}
-    for generation, make in ((4, rwkv4), (7, rwkv7)):
+    for generation, make in ((4, rwkv4), (6, rwkv6), (7, rwkv7)):
         weights = {name: x.astype("float32") for name, x in make(rng).items()}
         logits, state = run(generation, weights, tokens.tolist())
         arrays |= {f"{generation}/{name}": x for name, x in weights.items()}
