@@ -55,7 +55,7 @@ ELSEWHERE = {
     "the same in DeltaProduct": (
         "tests/torch/modules/test_delta.py::test_delta_product_is_the_layer_of_the_paper"
     ),
-    # vLLM and sglang keep states in half precision, and texts drift.
+    # Servers such as vLLM and sglang may keep states in half precision, or in less.
     "operators with states in half precision": (
         "tests/test_operators.py::test_the_dtype_is_kept_and_sums_are_float32"
     ),
@@ -193,7 +193,7 @@ def test_known_bug_the_last_chunk_is_read_past_its_end(name, form):
 def test_known_bug_the_first_state_has_no_gradient(name, form):
     """mamba #175 and #258: no state could be given, or none that learns.
 
-    Outputs are a part that is linear in it and one without it: the gradient is a difference.
+    Outputs are affine in it, so that its gradient tells the difference of two of them exactly.
     """
     arrays = arrays_of(name, 21)
     S, step = (to_torch(draw_state(name, seed=seed)) for seed in (1, 2))
@@ -252,9 +252,9 @@ def joined(name, first, second):
 
 
 def test_known_bug_rates_and_decays_are_exchanged():
-    """fla's two references of one rule take (beta, g) and (g, beta); its w is a log, RWKV's is not.
+    """fla's two references of one rule take (beta, g) and (g, beta), which fit each other's places.
 
-    The second is its #351. Both are refused here.
+    And its w is a logarithm where RWKV's is the decay itself (#351). Here both mistakes are errors.
     """
     arrays = arrays_of("gated_delta_rule", 5)
     q, k, v, beta, log_decay = arrays.values()
