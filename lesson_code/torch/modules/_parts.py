@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lesson_code import _arguments
+from lesson_code.torch.precision import accumulate
 
 
 def check_heads(width: int, num_heads: int) -> int:
@@ -134,6 +135,13 @@ class ShortConvolution(nn.Module):
         y = sum(taps[1:], start=taps[0])
         y = y if self.bias is None else y + self.bias
         return nn.functional.silu(y), x[:, N:].clone()
+
+
+def orthogonal(weight: Tensor, gain: float = 1) -> Tensor:
+    """Fill a matrix with an orthogonal one, times a gain; half precision gets a rounded one."""
+    with torch.no_grad():
+        (drawn,) = accumulate(weight)  # a copy, where that dtype has no QR decomposition
+        return weight.copy_(nn.init.orthogonal_(drawn, gain=gain))
 
 
 def feed_forward(width: int) -> nn.Sequential:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lesson_code.torch.engines.fading import fading
-from lesson_code.torch.modules._parts import check_memory, check_state, ratios, shift
+from lesson_code.torch.modules._parts import check_memory, check_state, orthogonal, ratios, shift
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate, full_precision
 from lesson_code.torch.wkv import WKVState
@@ -103,7 +103,7 @@ class RWKV4TimeMix(Mixer):
         self.key, self.value, self.receptance, self.output = (
             nn.Linear(width, width, bias=False) for _ in range(4)
         )
-        nn.init.orthogonal_(self.value.weight)
+        orthogonal(self.value.weight)
         for linear in (self.key, self.receptance, self.output):
             nn.init.zeros_(linear.weight)
 
@@ -157,7 +157,7 @@ class RWKV4ChannelMix(Mixer):
         self.key = nn.Linear(width, 4 * width, bias=False)
         self.value = nn.Linear(4 * width, width, bias=False)
         self.receptance = nn.Linear(width, width, bias=False)
-        nn.init.orthogonal_(self.key.weight, gain=2)  # the root of 4
+        orthogonal(self.key.weight, gain=2)  # the root of 4
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.receptance.weight)
 

@@ -9,6 +9,7 @@ from lesson_code.torch.modules._parts import (
     check_heads,
     check_state,
     group_norm,
+    orthogonal,
     shift,
     split_heads,
 )
@@ -89,8 +90,8 @@ class RWKV6TimeMix(Mixer):
             nn.Linear(width, width, bias=False) for _ in range(5)
         )
         for linear, gain in ((self.receptance, 1), (self.value, 1), (self.key, 0.1)):
-            nn.init.orthogonal_(linear.weight, gain=gain)
-        nn.init.orthogonal_(self.gate.weight, gain=0.1)
+            orthogonal(linear.weight, gain=gain)
+        orthogonal(self.gate.weight, gain=0.1)
         nn.init.zeros_(self.output.weight)
         self.norm = nn.GroupNorm(self.num_heads, width, eps=64e-5)
 

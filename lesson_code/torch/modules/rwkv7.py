@@ -12,6 +12,7 @@ from lesson_code.torch.modules._parts import (
     check_state,
     group_norm,
     merge_heads,
+    orthogonal,
     ratios,
     shift,
     split_heads,
@@ -66,7 +67,7 @@ class LowRank(nn.Module):
         rank = min(max(32, 32 * round(factor * width**0.5 / 32)), width)
         self.base = None if base is None else nn.Parameter(base)
         self.down = nn.Parameter(torch.zeros(width, rank))
-        self.up = nn.Parameter(nn.init.orthogonal_(torch.empty(rank, width), gain=0.1))
+        self.up = nn.Parameter(orthogonal(torch.empty(rank, width), gain=0.1))
 
     def forward(self, x: Tensor, between=None) -> Tensor:
         """(B, N, F) -> (B, N, F), in float32 at least."""
@@ -153,7 +154,7 @@ class RWKV7TimeMix(ValueMixer):
             nn.Linear(width, width, bias=False) for _ in range(4)
         )
         for linear, gain in ((self.receptance, 1), (self.key, 0.1), (self.value, 1)):
-            nn.init.orthogonal_(linear.weight, gain=gain)
+            orthogonal(linear.weight, gain=gain)
         nn.init.zeros_(self.output.weight)
         self.norm = nn.GroupNorm(H, width, eps=64e-5)
         nn.init.constant_(self.norm.weight, ((layer + 1) / num_layers) ** 0.7)
@@ -241,7 +242,7 @@ class RWKV7ChannelMix(Mixer):
         self.share = nn.Parameter(1 - part ** (one_to_almost_zero**4))
         self.key = nn.Linear(width, 4 * width, bias=False)
         self.value = nn.Linear(4 * width, width, bias=False)
-        nn.init.orthogonal_(self.key.weight)
+        orthogonal(self.key.weight)
         nn.init.zeros_(self.value.weight)
 
     def mix(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -264,14 +264,3 @@ def test_initial_decays_of_kimi_delta_attention():
     assert shapes["decay.1.weight"] == shapes["gate.1.weight"] == (4000, 2)
     biases = [name for name in shapes if name.endswith(".bias")]
     assert biases == ["gate.1.bias"]
-
-
-def test_the_gate_of_kimi_delta_attention_has_gradients_where_it_is_large():
-    """softplus written with a `where` has the gradient 0 · inf = NaN from 89 on."""
-    module = make(KimiDeltaAttention)
-    module.float()
-    with torch.no_grad():
-        module.decay_bias.fill_(200.0)
-    x = draw(module, 9)
-    module(x).sum().backward()
-    assert all(p.grad.isfinite().all() for p in module.parameters())

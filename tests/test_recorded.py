@@ -1,0 +1,300 @@
+"""What other people's programs compute: outputs and states recorded from two libraries.
+
+tests/recorded/ has the recordings and the scripts that made them: the reference functions of
+flash-linear-attention (fla_core), and three whole models of RWKV's author (rwkv). Neither library
+is needed here. All of it was computed in float32, so an error is that of float32 even in float64.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lesson_code.numpy as ln
+import lesson_code.torch as lt
+from lesson_code.numpy.linear import CAUSAL
+from lesson_code.torch.modules.rwkv6 import RWKV6State
+from lesson_code.torch.modules.rwkv7 import RWKV7BlockState
+from tests.arrays import in_dtype, numbers
+from tests.operators import CONTRACTS, leaves
+
+FOLDER = Path(__file__).with_name("recorded")
+
+
+def load(name: str) -> dict[str, np.ndarray]:
+    with np.load(FOLDER / f"{name}.npz") as file:
+        return dict(file)
+
+
+FLA, RWKV = load("fla"), load("rwkv")
+LIBRARIES = {"numpy": ln, "torch": lt}
+DTYPES = {"numpy": {32: "float32", 64: "float64"}, "torch": {32: torch.float32, 64: torch.float64}}
+
+
+def error(found, expected) -> float:
+    """Relative to the length of all that is expected."""
+    expected = numbers(expected)
+    assert found.shape == expected.shape
+    return np.linalg.norm(numbers(found) - expected) / np.linalg.norm(expected)
+
+
+# --- fla: the operators --------------------------------------------------------------------------
+
+# Each case: the operator, and how its arguments are called in the recording. What stands in no
+# recording is computed from what does.
+CASES = {
+    "delta_rule": ("delta_rule", "q k v beta"),
+    "gated_delta_rule": ("gated_delta_rule", "q k v beta g"),
+    "kimi_delta_attention": ("kimi_delta_attention", "q k v beta g_channel"),
+    "gated_delta_product": ("gated_delta_product", "q k_steps v_steps beta_steps g"),
+    "generalized_delta_rule": ("generalized_delta_rule", "q k v a b g_channel"),
+    "generalized_delta_rule without decay": ("generalized_delta_rule", "q k v a b zero"),
+    "generalized_delta_rule as GDN-2": ("generalized_delta_rule", "q k written found -k g_channel"),
+    "rwkv7": ("rwkv7", "q k v g_channel kappa rate"),
+    "gated_linear_attention": ("gated_linear_attention", "q k v g_channel"),
+    "rwkv6": ("rwkv6", "q k v g_channel bonus"),
+    "state_space_dual": ("state_space_dual", "v g k q"),
+    "retention": ("retention", "q k v decay"),
+    "linear_attention": ("linear_attention", "q k v"),
+    "linear_attention, normalized": ("linear_attention", "|q| |k| v"),
+    "linear_attention of taylor": ("linear_attention", "q k v"),
+    "softmax_attention": ("softmax_attention", "q k v"),
+}
+COMPUTED = {
+    "zero": lambda x: np.zeros_like(x["g_channel"]),
+    "-k": lambda x: -x["k"],
+    "|q|": lambda x: abs(x["q"]),
+    "|k|": lambda x: abs(x["k"]),
+    "found": lambda x: np.exp(x["g_channel"]) * x["erase"] * x["k"],
+    "written": lambda x: x["write"] * x["v"],
+    "decay": lambda x: ln.retention_decays(x["q"].shape[1]),
+}
+
+
+def arguments(case: str, dtype) -> list:
+    """Computed in float64, so that nothing is rounded before it must be."""
+    exact = {name: x.astype(float) for name, x in FLA.items() if x.dtype == "float32"}
+    exact |= {name: compute(exact) for name, compute in COMPUTED.items()}
+    return [in_dtype(exact[name], dtype) for name in CASES[case][1].split()]
+
+
+def options(case: str, library: str, dtype) -> dict:
+    module, given = LIBRARIES[library], {}
+    if case.startswith("linear_attention"):
+        phi = module.taylor(4) if case.endswith("taylor") else module.identity
+        given = {"causal": True, "normalize": case != "linear_attention", "feature_map": phi}
+    if case == "softmax_attention":
+        given = {"causal": True}
+    if f"{case}/state" in FLA:
+        S, z = (in_dtype(FLA[name], dtype) for name in ("S", "z"))
+        if case.startswith("linear_attention"):
+            S = module.LinearAttentionState(S, z if case.endswith("normalized") else 0 * z)
+        given |= {"initial_state": S, "return_state": True}
+    return given
+
+
+def results(case: str, library: str, bits: int) -> list[tuple]:
+    """Outputs and last states of every form, with chunks of which the last one is not full."""
+    name, dtype = CASES[case][0], DTYPES[library][bits]
+    function, given = getattr(LIBRARIES[library], name), options(case, library, dtype)
+    forms = CAUSAL if name == "linear_attention" else CONTRACTS[name].forms
+    ways = [{"form": form, "chunk_size": 12} for form in forms] or [{}]
+    ways += [{"form": "chunkwise", "chunk_size": 8}, {}] if "chunkwise" in forms else []
+    args = arguments(case, dtype)
+    found = [function(*args, **given, **way) for way in ways]
+    return [x if "return_state" in given else (x,) for x in found]
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("case", CASES)
+def test_operators_compute_what_fla_does(case: str, library: str, bits: int) -> None:
+    expected = [FLA[name] for name in (f"{case}/out", f"{case}/state") if name in FLA]
+    for found in results(case, library, bits):
+        out, *state = found
+        parts = [out, *leaves(tuple(state))[:1]]
+        for one, other in zip(parts, expected, strict=True):
+            assert error(one, other) < 1e-6
+        if case.endswith("normalized"):
+            assert error(state[0].z, FLA[f"{case}/z"]) < 1e-6
+
+
+def test_nothing_recorded_is_left_out() -> None:
+    assert {name.split("/")[0] for name in FLA if "/" in name} == set(CASES)
+    assert json.loads(str(FLA["versions"]))["fla_core"] and json.loads(str(RWKV["versions"]))
+
+
+WRONG = {
+    "the error before the decay": (
+        "kimi_delta_attention",
+        lambda q, k, v, beta, g, **given: ln.generalized_delta_rule(
+            q, beta[..., None] * k, v, k, -beta[..., None] * k, g, **given
+        ),
+    ),
+    "the error after the decay": (
+        "rwkv7",
+        lambda r, k, v, g, kappa, a, **given: ln.generalized_delta_rule(
+            r, k, v, np.exp(g) * kappa, -a * kappa, g, **given
+        ),
+    ),
+    "a decay after the corrections": (
+        "gated_delta_product",
+        lambda q, k, v, beta, g, initial_state: ln.gated_delta_product(
+            q, k, v, beta, np.roll(g, -1, axis=-1), initial_state=initial_state
+        ),
+    ),
+    "queries divided by the root of D": (
+        "delta_rule",
+        lambda q, *rest, **given: ln.delta_rule(q / 2, *rest, **given),
+    ),
+    "what reads and what is moved exchanged": (
+        "generalized_delta_rule",
+        lambda q, k, v, a, b, g, **given: ln.generalized_delta_rule(q, k, v, b, a, g, **given),
+    ),
+    "read after the write": (
+        "rwkv6",
+        lambda r, k, v, g, u, **given: ln.gated_linear_attention(r, k, v, g, **given),
+    ),
+    "queries and keys exchanged": (
+        "state_space_dual",
+        lambda x, g, B, C, **given: ln.state_space_dual(x, g, C, B, **given),
+    ),
+    "the own token decayed": (
+        "retention",
+        lambda q, k, v, decay: decay[:, None, None] * ln.retention(q, k, v, decay),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_recording_tells_mistakes_apart(mistake: str) -> None:
+    case, wrong = WRONG[mistake]
+    given = {"initial_state": FLA["S"].astype(float)} if f"{case}/state" in FLA else {}
+    assert error(wrong(*arguments(case, "float64"), **given), FLA[f"{case}/out"]) > 0.01
+
+
+# --- The models of RWKV's author -----------------------------------------------------------------
+
+# Names of this package, and those of published checkpoints.
+NAMES = {
+    "embedding": "emb",
+    "norm": "ln_out",
+    "time_mix": "att",
+    "mixer": "att",
+    "channel_mix": "ffn",
+    "norm_0": "ln0",
+    "norm_1": "ln1",
+    "norm_2": "ln2",
+}
+OF_RWKV4 = {
+    "mix_key": "time_mix_k",
+    "mix_value": "time_mix_v",
+    "mix_receptance": "time_mix_r",
+    "log_rate": "time_decay",
+    "bonus": "time_first",
+}
+OF_RWKV6 = {
+    "first_share": "time_maa_x",
+    "shares_down": "time_maa_w1",
+    "shares_up": "time_maa_w2",
+    "decay_base": "time_decay",
+    "decay_down": "time_decay_w1",
+    "decay_up": "time_decay_w2",
+    "bonus": "time_faaaa",
+}
+OF_RWKV7 = {
+    "removal": "k_k",
+    "replacement": "k_a",
+    "bonus": "r_k",
+    "share": "x_k",
+    **{
+        f"{ours}.{part}": f"{theirs}{i}"
+        for ours, theirs in (("decay", "w"), ("rate", "a"), ("first_share", "v"), ("gate", "g"))
+        for i, part in enumerate(("base", "down", "up"))
+    },
+}
+
+
+def published(name: str, generation: int) -> np.ndarray:
+    """A parameter under its name in a checkpoint."""
+    *path, last = name.split(".")
+    block, inner = path[:2], path[2:]
+    if path[0] != "blocks":
+        return RWKV[f"{generation}/{NAMES.get(path[0], path[0])}.{last}"]
+    sublayer, *rest = *inner, last
+    where = f"{generation}/{'.'.join(block)}.{NAMES[sublayer]}."
+    if rest == ["shares"]:
+        letters, prefix = {6: ("wkvrg", "time_maa_"), 7: ("rwkvag", "x_")}[generation]
+        return np.stack([RWKV[f"{where}{prefix}{letter}"].reshape(-1) for letter in letters])
+    if rest[0] == "norm":
+        return RWKV[f"{where}ln_x.{rest[1]}"]
+    own = ".".join(rest)
+    return RWKV[where + {4: OF_RWKV4, 6: OF_RWKV6, 7: OF_RWKV7}[generation].get(own, own)]
+
+
+def model(generation: int, dtype) -> lt.LanguageModel:
+    block = {4: lt.RWKV4Block, 6: lt.RWKV6TimeMix, 7: lt.RWKV7Block}[generation]
+    made = lt.LanguageModel(11, 8, [block] * 2, num_heads=2).to(dtype)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "feed_forward" in name:  # which is not RWKV-6's; the recorded one gives 0
+                parameter.zero_()
+            else:
+                value = torch.from_numpy(published(name, generation))
+                parameter.copy_(value.reshape(parameter.shape))
+        if generation == 6:
+            norm = (in_dtype(RWKV[f"6/blocks.0.ln0.{x}"], dtype) for x in ("weight", "bias"))
+            embedding = made.embedding.weight
+            embedding.copy_(torch.nn.functional.layer_norm(embedding, (8,), *norm))
+    return made
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("generation", [4, 6, 7])
+@torch.no_grad()
+def test_models_compute_what_those_of_rwkv_do(generation: int, bits: int) -> None:
+    """In one go, token by token, and the state at the end."""
+    found, logits = model(generation, DTYPES["torch"][bits]), RWKV[f"{generation}/logits"]
+    tokens = torch.from_numpy(RWKV["tokens"])[None]
+    whole, last = found(tokens, return_state=True)
+    assert error(whole[0], logits) < 3e-6
+    state = found.initial_state(1)
+    for t, token in enumerate(tokens.unbind(dim=1)):
+        logit, state = found.step(token, state)
+        assert error(logit[0], logits[t]) < 1e-5
+    for end in (last, state):
+        for i, x in enumerate(x for block in end for x in recorded_order(block)):
+            if x is not None:
+                assert error(x[0], RWKV[f"{generation}/state/{i}"]) < 1e-5
+
+
+def recorded_order(block: tuple) -> list:
+    """The state of a block as RWKV's author keeps it: in RWKV-7 the rows are those of values."""
+    if isinstance(block, RWKV6State):
+        return [block.last, block.S, None]  # and the last input of the channel mix
+    if isinstance(block, RWKV7BlockState):
+        return [block.time_last, block.S.mT, block.channel_last]
+    return list(block)
+
+
+def test_all_recorded_weights_are_used() -> None:
+    for generation in (4, 7):  # an RWKV-6 has a channel mix besides
+        stored = {x: y.size for x, y in RWKV.items() if x.startswith(f"{generation}/")}
+        weights = sum(n for x, n in stored.items() if "state" not in x and "logits" not in x)
+        assert weights == sum(p.numel() for p in model(generation, torch.float32).parameters())
+
+
+def test_a_recording_tells_models_apart() -> None:
+    """One vector of zeros in one layer is another model."""
+    tokens = torch.from_numpy(RWKV["tokens"])[None]
+    changes = (4, "bonus"), (6, "shares_up"), (6, "bonus"), (6, "decay_down"), (6, "first_share")
+    for generation, name in (*changes, (7, "removal"), (7, "first_share.base"), (7, "shares")):
+        changed = model(generation, torch.float64)
+        block = changed.blocks[1]
+        with torch.no_grad():
+            (block.mixer if generation == 6 else block.time_mix).get_parameter(name).zero_()
+            assert error(changed(tokens)[0], RWKV[f"{generation}/logits"]) > 0.01
