@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -43,7 +44,7 @@ def contexts(rows: Sequence[Mapping], names: Sequence[str]) -> BookFigure:
         label_decades(axes.xaxis)
         label_decades(axes.yaxis)
     kept.set_xlabel("context N")
-    name_lines(seconds, above, height / 2)
+    name_lines(seconds, [line for line in above if np.size(line.get_ydata())], height / 2)
     name_lines(kept, below, height / 2)
     return figure
 

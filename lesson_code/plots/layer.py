@@ -133,7 +133,7 @@ def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int | str]]) 
     pitch, width = 5.9, D + M + 0.3
     tops = np.cumsum([0] + [max(t, D) + 0.8 for t in range(1, N)])  # where token t begins
     bottom = tops[-1] + N + 0.4
-    height = bottom + 2.9 * len(kept)
+    height = bottom + 2.9 * len(kept) - 0.7
     figure, axes = canvas(5.8, 0.32 * (height + 2), unit=1)
     for column, name in enumerate(("recompute", "KV cache", "state")):
         x = pitch * column
@@ -155,7 +155,7 @@ def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int | str]]) 
             number, *below = str(numbers[column]).splitlines()
             write(axes, x + width / 2, y, f"{int(number):,}" if number.isdigit() else number)
             for note in below:
-                write(axes, x + width / 2, y + 0.75, note, color=GRAY, fontsize=10)
+                write(axes, x + width / 2, y + 0.8, note, color=GRAY, fontsize=10)
     for row, heading in enumerate(kept):
         y = bottom + 2.9 * row + 0.6
         write(axes, -2.2, y, heading, ha="left", color=GRAY)
