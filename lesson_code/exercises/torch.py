@@ -78,6 +78,26 @@ HAND.value("encoder", FASTER * (64 + 1), RATES, "the N of the crossing without a
     (64 + 1, "This is the crossing at equal rates. Softmax has the higher one here."),
 )
 
+# --- Which habit ---------------------------------------------------------------------------------
+
+SKIPPED = Exercise("ex-torch-habits", CHAPTER)
+
+SKIPPED.value("habits", [4, 1, 5, 2, 6, 3], HABITS, "six numbers from 1 to 6").mistakes(
+    (
+        [1, 4, 5, 2, 6, 3],
+        "A first call is slow, and a clock that does not wait is fast. Which is which?",
+    ),
+    (
+        [4, 1, 5, 3, 6, 2],
+        "Turns do not help a mean. And in the last result the best is taken already: what is it "
+        "that follows the order?",
+    ),
+    (
+        [4, 1, 6, 2, 5, 3],
+        "One of the two does not say what ran. The other says it, for a single length.",
+    ),
+)
+
 # --- Merging two parts -------------------------------------------------------------------------
 
 MERGE = Exercise("ex-softmax-merge", CHAPTER)

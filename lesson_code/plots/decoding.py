@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from lesson_code.plots.colors import look
-from lesson_code.plots.lines import beside, label_decades, legend_below, name_lines
+from lesson_code.plots.lines import beside, label_decades, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
@@ -17,16 +18,25 @@ def contexts(rows: Sequence[Mapping], names: Sequence[str]) -> BookFigure:
 
     A row is a dictionary: ``N``, ``seconds`` and ``bytes``, the latter two again dictionaries of a
     number for each name. Where the seconds are None the step was not run, and the marker of its
-    bytes is hollow.
+    bytes is hollow. Names stand at the ends of their lines; where several keep nearly as many
+    bytes, only the first of them is drawn, as "states".
     """
-    figure, ((seconds,), (kept,)) = new_figure(rows=2, height=6.4, sharex=True)
-    handles = []
+    height = 6.4
+    figure, ((seconds,), (kept,)) = new_figure(rows=2, height=height, sharex=True)
+    above: list[Line2D] = []
+    below: list[Line2D] = []
+    last: list[float] = []
     for index, name in enumerate(names):
         line, points = look(index, marker=None), look(index, linestyle="none")
         run = [row for row in rows if row["seconds"][name] is not None]
         not_run = [row for row in rows if row["seconds"][name] is None]
-        handles += _plot(seconds, run, "seconds", name, look(index))
-        _plot(kept, rows, "bytes", name, line)
+        above += _plot(seconds, run, "seconds", name, {**look(index), "label": name})
+        size = rows[-1]["bytes"][name]
+        if any(math.isclose(size, other, rel_tol=0.1) for other in last):
+            below[-1].set_label("states")
+            continue
+        last.append(size)
+        below += _plot(kept, rows, "bytes", name, {**line, "label": name})
         _plot(kept, run, "bytes", name, points)
         _plot(kept, not_run, "bytes", name, {**points, "markerfacecolor": "white"})
     for axes, title in ((seconds, "seconds of one step"), (kept, "bytes kept")):
@@ -34,7 +44,8 @@ def contexts(rows: Sequence[Mapping], names: Sequence[str]) -> BookFigure:
         label_decades(axes.xaxis)
         label_decades(axes.yaxis)
     kept.set_xlabel("context N")
-    legend_below(figure, handles, names, ncols=3, handlelength=3)
+    name_lines(seconds, [line for line in above if np.size(line.get_ydata())], height / 2)
+    name_lines(kept, below, height / 2)
     return figure
 
 
@@ -68,7 +79,8 @@ def readers(shared: float, own: Mapping[str, float], fit: Mapping[str, int]) -> 
         axes.plot(beyond, megabytes(beyond), **{**points, "markerfacecolor": "white"})
         (value,) = megabytes(within[-1:])
         text = f"{value:,.0f} MB" if value >= 10 else f"{value:.1f} MB"
-        text += f"\n{fit[name]} reader" + "s" * (fit[name] > 1)
+        text += "\n" if within[-1] == most else ", "
+        text += f"{fit[name]} reader" + "s" * (fit[name] > 1)
         side = "right" if within[-1] == most else "left"
         above = 14 if within[-1] == most else 8  # clear of the line, which comes from the left
         beside(axes, text, (within[-1], value), (0, above), ha=side, fontsize=10)

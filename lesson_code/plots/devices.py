@@ -118,20 +118,27 @@ def quotients(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> BookFigure
 
 @drawing
 def moved(
-    crossings: Mapping[str, Sequence[float]], base: str, claimed: tuple[float, float]
+    crossings: Mapping[str, Sequence[float]],
+    best: Mapping[str, float],
+    base: str,
+    claimed: tuple[float, float],
 ) -> BookFigure:
-    """Where the lines cross in each setting, run by run, beside the base and a claimed range."""
+    """Where the lines cross in each setting: single runs as dots, their best times as a diamond.
+
+    A bar leads from the base to the diamond, which has its number; a range is gray.
+    """
     figure, ((axes,),) = new_figure(width=NARROW, height=0.36 * len(crossings) + 1.1)
     axes.axvspan(*claimed, color=GRAY, alpha=0.2, lw=0)
-    middle = {name: float(np.median(runs)) for name, runs in crossings.items()}
-    axes.axvline(middle[base], color=GRAY, linestyle=":", linewidth=1.4)
+    axes.axvline(best[base], color=GRAY, linestyle=":", linewidth=1.4)
     for row, (name, runs) in enumerate(crossings.items()):
-        axes.plot([middle[base], middle[name]], [row, row], color=BLUE, linewidth=2.4)
-        axes.plot(runs, [row] * len(runs), **look(0, linestyle="none", alpha=0.6))
-        left = middle[name] < middle[base]
+        axes.plot([best[base], best[name]], [row, row], color=BLUE, linewidth=2.4)
+        dots = look(0, linestyle="none", markerfacecolor="white", markersize=5)
+        axes.plot(runs, [row] * len(runs), **dots)
+        axes.plot(best[name], row, "D", color=BLUE, markersize=8)
+        left = best[name] < best[base]
         place = {"ha": "right" if left else "left", "va": "center", "fontsize": 10}
-        end, offset = (min(runs), -7) if left else (max(runs), 7)
-        beside(axes, f"{middle[name]:,.0f}", (end, row), (offset, 0), **place)
+        end, offset = (min(*runs, best[name]), -8) if left else (max(*runs, best[name]), 8)
+        beside(axes, f"{best[name]:,.0f}", (end, row), (offset, 0), **place)
     lowest = min(min(runs) for runs in crossings.values())
     axes.set(xscale="log", xlim=(lowest / 2, claimed[1] * 1.3), xlabel="tokens N at the crossing")
     axes.set_yticks(range(len(crossings)), list(crossings))

@@ -76,7 +76,7 @@ def trained_and_not(
                 arrow(axes, (x, height - 0.03), (x, trained[C] + 0.03), style["color"], linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks([16, 32, 64, 128], ["16", "32", "64", "128"])
-    axes.set_xlim(13, 330)
+    axes.set_xlim(13, 250)
     axes.set_ylim(0, 1.1 * max(max(points.values()) for points, _ in maps.values()))
     axes.set(xlabel="features C", ylabel="divergence from softmax")
     return figure

@@ -123,17 +123,17 @@ def model() -> BookFigure:
 
 
 @drawing
-def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int]]) -> BookFigure:
+def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int | str]]) -> BookFigure:
     """What each token needs: computed again from the start, with a KV cache, with S and z.
 
     Frames mark what is computed at that token. kept gives, under a heading each, the numbers to
-    write below the three columns.
+    write below the three columns, or texts of two lines.
     """
     N, D, M = len(k), k.shape[1], v.shape[1]
     pitch, width = 5.9, D + M + 0.3
     tops = np.cumsum([0] + [max(t, D) + 0.8 for t in range(1, N)])  # where token t begins
     bottom = tops[-1] + N + 0.4
-    height = bottom + 2.4 * len(kept)
+    height = bottom + 2.9 * len(kept) - 0.7
     figure, axes = canvas(5.8, 0.32 * (height + 2), unit=1)
     for column, name in enumerate(("recompute", "KV cache", "state")):
         x = pitch * column
@@ -151,10 +151,13 @@ def three_ways(k: NDArray, v: NDArray, kept: Mapping[str, Sequence[int]]) -> Boo
                 _cells(axes, x, top + j, k[j], fill, new)
                 _cells(axes, x + D + 0.3, top + j, v[j], fill, new)
         for row, numbers in enumerate(kept.values()):
-            y = bottom + 2.4 * row + 1.6
-            write(axes, x + width / 2, y, f"{numbers[column]:,}")
+            y = bottom + 2.9 * row + 1.6
+            number, *below = str(numbers[column]).splitlines()
+            write(axes, x + width / 2, y, f"{int(number):,}" if number.isdigit() else number)
+            for note in below:
+                write(axes, x + width / 2, y + 0.8, note, color=GRAY, fontsize=10)
     for row, heading in enumerate(kept):
-        y = bottom + 2.4 * row + 0.6
+        y = bottom + 2.9 * row + 0.6
         write(axes, -2.2, y, heading, ha="left", color=GRAY)
     for t, top in enumerate(tops, start=1):
         write(axes, -0.4, top + 0.5, f"$t = {t}$", ha="right")

@@ -77,9 +77,12 @@ def weights_side_by_side(q: NDArray, k: NDArray, names: Sequence[str]) -> BookFi
     return figure
 
 
+TO_COME = "#f3f7fb"  # of tiles, paler than pale blue
+
+
 @drawing
 def tiles(num_tiles: int) -> BookFigure:
-    """The causal N×N matrix in tiles: computed, half masked, skipped, and the one in memory."""
+    """The causal N×N matrix in tiles: done, in memory, still to come, half masked and skipped."""
     figure, axes = canvas(5.2, 3.4, unit=1)
     current = (num_tiles - 2, 0)
     order = 0
@@ -89,7 +92,9 @@ def tiles(num_tiles: int) -> BookFigure:
             rectangle(axes, x, y, 1, 1, "none", "#c4c4c4")
             continue
         order += 1
-        fill, color = (VERMILION, "white") if (i, x) == current else (pale.BLUE, INK)
+        fill, color = pale.BLUE if (i, x) < current else TO_COME, INK
+        if (i, x) == current:
+            fill, color = VERMILION, "white"
         if i == x:
             axes.add_patch(Polygon([(x, y), (x + 1, y), (x, y + 1)], fc=fill, ec="none"))
             rectangle(axes, x, y, 1, 1, "none")
@@ -102,7 +107,8 @@ def tiles(num_tiles: int) -> BookFigure:
         ("half masked", num_tiles - 1.3, 1.6),
     ):
         axes.annotate(text, (column, row), (num_tiles + 0.4, row), va="center", arrowprops=line)
-    row = num_tiles - 0.5 - current[0]
-    axes.annotate("in memory now", (0, row), (-0.4, row), va="center", ha="right", arrowprops=line)
+    for text, i in (("done", 1), ("in memory now", current[0]), ("to come", num_tiles - 1)):
+        row = num_tiles - 0.5 - i
+        axes.annotate(text, (0, row), (-0.4, row), va="center", ha="right", arrowprops=line)
     axes.set(xlim=(-2.9, num_tiles + 2.4), ylim=(-0.05, num_tiles + 0.05))
     return figure

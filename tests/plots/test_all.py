@@ -88,7 +88,12 @@ FIGURES = {
     "devices.one_above_the_other": ({"this": {"a": LINE}, "that": {"a": LINE}},),
     "devices.calls": ([0.9, 0.012, 0.01, 0.03, 0.01],),
     "devices.quotients": ({"short": {"one way": [0.3, 2.5, 1.1], "another": [0.99, 1.0]}},),
-    "devices.moved": ({"base": [300], "a": [1_900, 2_000], "b": [140]}, "base", (2_000, 8_000)),
+    "devices.moved": (
+        {"base": [300], "a": [1_900, 2_000], "b": [140]},
+        {"base": 290, "a": 1_800, "b": 130},
+        "base",
+        (2_000, 8_000),
+    ),
     "kernels.roofline": (DEVICES, {"D = 64": (16384, 512), "D = 128": (65536, 1024)}),
     "kernels.waiting": (),
     "kernels.bounds": (
