@@ -1,0 +1,34 @@
+"""Softmax attention that forgets: a bias that fades keys, one gate for each token."""
+
+import torch
+from torch import Tensor
+
+from lesson_code._arguments import resolve_scale
+from lesson_code.torch.operator import operator
+from lesson_code.torch.softmax import keys_seen, normalized, scaled_scores, weighted_sum
+
+
+@operator("N D, N D, N M, N -> N M", log_decay="at most 0")
+def forgetting_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, *, scale: float | None = None
+) -> Tensor:
+    r"""Forgetting attention (FoX): softmax attention whose tokens fade the ones before.
+
+    As :func:`lesson_code.numpy.forgetting_attention`. Where log_decay is -inf its gradient is 0.
+
+    Examples
+    --------
+    All products are 0. The second gate halves the weight of the first token:
+
+    >>> q, v = torch.zeros(2, 1), torch.tensor([[3.0], [6.0]])
+    >>> forgetting_attention(q, q, v, torch.tensor([1.0, 0.5]).log())
+    tensor([[3.],
+            [5.]])
+    """
+    N = k.shape[-2]
+    seen = keys_seen(q, k, causal=True)
+    later = torch.ones(N, N, dtype=torch.bool, device=q.device).tril(-1)
+    # Each sum is made of its own terms: -inf - -inf would be NaN.
+    bias = torch.where(later, log_decay[..., :, None], 0).cumsum(dim=-2)
+    scores = scaled_scores(q, k, resolve_scale(scale, q.shape[-1]), seen)
+    return weighted_sum(normalized(torch.where(later, scores + bias, scores)), v, seen)
