@@ -189,5 +189,14 @@ def to_torch(x):
 
 
 def leaves(result) -> list:
-    """The arrays of a result: outputs, and those of the state."""
-    return [x for part in result for x in leaves(part)] if isinstance(result, tuple) else [result]
+    """The arrays of a result: outputs, and those of the state, without counts of tokens."""
+    if isinstance(result, tuple):
+        return [x for part in result for x in leaves(part)]
+    return [] if isinstance(result, int) else [result]
+
+
+def each(function, state):
+    """A state of what a function makes of its arrays; counts of tokens stay."""
+    if not isinstance(state, tuple):
+        return function(state)
+    return type(state)(*(x if isinstance(x, int) else function(x) for x in state))

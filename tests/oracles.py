@@ -220,8 +220,8 @@ def momentum_delta_rule(q, k, v, beta, log_decay, momentum, S, M):
     out, D = np.zeros(v.shape), k.shape[1]
     both = np.concatenate([S, M])
     for t in range(len(k)):
-        I, kk = np.eye(D), beta[t] * np.outer(k[t], k[t])
-        rows = [[math.exp(log_decay[t]) * I - kk, momentum[t] * I], [-kk, momentum[t] * I]]
+        keep, step = momentum[t] * np.eye(D), beta[t] * np.outer(k[t], k[t])
+        rows = [[math.exp(log_decay[t]) * np.eye(D) - step, keep], [-step, keep]]
         both = np.block(rows) @ both + np.tile(beta[t] * np.outer(k[t], v[t]), (2, 1))
         out[t] = q[t] @ both[:D]
     return out, both[:D], both[D:]

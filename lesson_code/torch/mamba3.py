@@ -58,9 +58,9 @@ def mamba3(
 ) -> Tensor | tuple[Tensor, Mamba3State]:
     r"""The state space of Mamba-3, one head: written by the trapezoidal rule, and rotating.
 
-    As :func:`lesson_code.numpy.mamba3`. A token's two writes are one for all later tokens, so every
-    form is that of a memory that is read before it is written, and the token's own write apart.
-    Where log_decay is -inf its gradient is 0.
+    As :func:`lesson_code.numpy.mamba3`. A token's two writes are one for all later tokens, so that
+    "parallel" and "chunkwise" are those of a memory that is read before it is written, and the
+    token's own write is added. Where log_decay is -inf its gradient is 0.
 
     Examples
     --------
@@ -77,22 +77,29 @@ def mamba3(
     theta = theta[..., None, :] + angle.cumsum(dim=-2)
     k, q = rotated(B, theta), rotated(C, theta)
     g, late, own = (y[..., None] for y in (log_decay, (1 - trapezoid) * delta, trapezoid * delta))
-    S = S + (late[..., 0, :] * k_last)[..., :, None] * x_last[..., None, :]
-    # What a later token finds of a token: its own write, and what the next one has written of it.
-    both = own + pad(late[..., 1:, :], (0, 0, 0, 1))
-    y, S = additive(
-        form,
-        g.exp() * q,
-        k,
-        both * x,
-        g,
-        S,
-        bonus=torch.zeros_like(k[..., 0, :]),
-        chunk_size=chunk_size,
-    )
-    y = y + own * (q * k).sum(dim=-1, keepdim=True) * x
+    if form == "recurrent":
+        y = []
+        rows = (z.unbind(-2) for z in (x, k, q, g.exp(), late, own))
+        for x_t, k_t, q_t, alpha_t, late_t, own_t in zip(*rows, strict=True):
+            S = alpha_t[..., None] * (S + _outer(late_t * k_last, x_last)) + _outer(
+                own_t * k_t, x_t
+            )
+            y.append(q_t[..., None, :] @ S)
+            k_last, x_last = k_t, x_t
+        y = torch.cat(y, dim=-2)
+    else:
+        S = S + _outer(late[..., 0, :] * k_last, x_last)
+        # What a later token finds of a token: its own write, and that of the next one.
+        both = own + pad(late[..., 1:, :], (0, 0, 0, 1))
+        nothing = torch.zeros_like(k[..., 0, :])
+        y, S = additive(form, g.exp() * q, k, both * x, g, S, bonus=nothing, chunk_size=chunk_size)
+        y = y + own * (q * k).sum(dim=-1, keepdim=True) * x
     last = (part[..., -1, :] for part in (k, x, theta.remainder(2 * torch.pi)))
     return y, Mamba3State(S, *(part.expand(*S.shape[:-2], -1).clone() for part in last))
+
+
+def _outer(k, v):
+    return k[..., :, None] * v[..., None, :]
 
 
 def rotated(x: Tensor, theta: Tensor) -> Tensor:
