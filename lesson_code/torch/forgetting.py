@@ -25,10 +25,26 @@ def forgetting_attention(
     tensor([[3.],
             [5.]])
     """
-    N = k.shape[-2]
-    seen = keys_seen(q, k, causal=True)
+    return attend(q, k, v, log_decay, log_decay[..., :0], resolve_scale(scale, q.shape[-1]))[0]
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, fade: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Outputs of the last N tokens, and how far each of all T + N keys has faded after them.
+
+    q is (..., N, D) and log_decay (..., N); k and v are (..., T + N, ·), and fade (..., T) says how
+    far the first T keys have faded before these tokens.
+    """
+    N, T = q.shape[-2], fade.shape[-1]
     later = torch.ones(N, N, dtype=torch.bool, device=q.device).tril(-1)
     # Each sum is made of its own terms: -inf - -inf would be NaN.
-    bias = torch.where(later, log_decay[..., :, None], 0).cumsum(dim=-2)
-    scores = scaled_scores(q, k, resolve_scale(scale, q.shape[-1]), seen)
-    return weighted_sum(normalized(torch.where(later, scores + bias, scores)), v, seen)
+    between = torch.where(later, log_decay[..., :, None], 0).cumsum(dim=-2)  # (..., N, N)
+    through = log_decay.cumsum(dim=-1)[..., :, None]  # (..., N, 1)
+    leading = torch.broadcast_shapes(fade.shape[:-1], log_decay.shape[:-1])
+    before = (fade[..., None, :] + through).expand(*leading, N, T)
+    bias = torch.cat([before, between.expand(*leading, N, N)], dim=-1)
+    seen = keys_seen(q, k, causal=True)
+    scores = scaled_scores(q, k, scale, seen)
+    out = weighted_sum(normalized(scores + bias), v, seen)
+    return out, bias[..., -1, :] if N else fade

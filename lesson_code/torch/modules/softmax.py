@@ -92,13 +92,13 @@ class SoftmaxAttention(Mixer):
         start = state.k.shape[-2]
         _arguments.check_size("v of state", state.v.shape[-2], "the length of k", start)
         if self.rotary:
-            q, k = _rotate(q, start), _rotate(k, start)
+            q, k = rotate(q, start), rotate(k, start)
         state = state.append(k, v)
         out = softmax_attention(q, state.k, state.v, causal=True)
         return self.output(merge_heads(out)), state
 
 
-def _rotate(x, start):
+def rotate(x: Tensor, start: int) -> Tensor:
     """Turn x (..., N, D), whose first position is `start`, by angles that grow with the position.
 
     Channel i and channel i + D/2 are a plane, which turns by 10000^(-2i/D) for each position. With
