@@ -192,8 +192,6 @@ def check_counts(name: str, value) -> tuple[int, ...]:
         check_integer(name, value, minimum=0)
     elif "int" not in dtype_name(value):
         raise TypeError(f"{name} must be integers, got {value.dtype}.")
-    elif (value < 0).any():
-        raise ValueError(f"{name} must be at least 0, got {int(value.min())}.")
     return shape
 
 

@@ -9,6 +9,7 @@ from lesson_code._arguments import check_integer
 from lesson_code.torch.elementwise import divide
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.operator import operator
+from lesson_code.torch.precision import full_precision
 
 
 class MesaState(NamedTuple):
@@ -53,8 +54,9 @@ def mesa(
     r"""The Mesa layer: at each token the least-squares memory of all pairs so far.
 
     As :func:`lesson_code.numpy.mesa`. In "chunkwise" a product with :math:`H_t` is a read of a
-    memory that stores keys under keys, so each iteration is one linear attention; autograd keeps
-    what each of them has read.
+    memory that stores keys under keys, so each iteration is one linear attention. Its gradient is
+    that of the solution, which needs as many iterations again and nothing of the first ones; it can
+    be differentiated once.
 
     Examples
     --------
@@ -71,11 +73,7 @@ def mesa(
     beta, g, ridge = beta[..., None], log_decay[..., None], ridge[..., None, :]
     k_beta = beta * k
     if form == "chunkwise":
-
-        def system(p):  # row t: (H_t + Λ) p_t
-            return additive(form, p, k_beta, k, g, H, chunk_size=chunk_size)[0] + ridge * p
-
-        x = _conjugate_gradients(system, q, iterations)
+        x = _Solution.apply(q, k, k_beta, g, H, ridge, chunk_size, iterations)
         out, G = additive(form, x, k_beta, v, g, G, chunk_size=chunk_size)
         return out, MesaState(additive(form, k, k_beta, k, g, H, chunk_size=chunk_size)[1], G)
     out = []
@@ -89,12 +87,45 @@ def mesa(
     return torch.cat(out, dim=-2), MesaState(H, G)
 
 
-def _conjugate_gradients(system, q, iterations):
-    """The rows x of system(x) = q, for a product with a symmetric positive matrix for each row."""
+class _Solution(torch.autograd.Function):
+    """The rows x with (H_t + Λ) x_t = q_t; its gradient solves the same systems."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q, k, k_beta, g, H, ridge, chunk_size, iterations):
+        return _conjugate_gradients((k, k_beta, g, H, ridge), q, chunk_size, iterations)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, *system, ctx.chunk_size, ctx.iterations = inputs
+        ctx.save_for_backward(output, *system)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, *system = ctx.saved_tensors
+
+        def product(*system):
+            return _product(system, x, ctx.chunk_size)
+
+        with full_precision(gradient):
+            d_q = _conjugate_gradients(system, gradient, ctx.chunk_size, ctx.iterations)
+            d_system = torch.func.vjp(product, *system)[1](-d_q)
+        return d_q, *d_system, None, None
+
+
+def _product(system, p, chunk_size):
+    """Row t is (H_t + Λ) p_t."""
+    k, k_beta, g, H, ridge = system
+    return additive("chunkwise", p, k_beta, k, g, H, chunk_size=chunk_size)[0] + ridge * p
+
+
+def _conjugate_gradients(system, q, chunk_size, iterations):
+    """The rows x whose products with symmetric positive matrices, one for each row, are q."""
     x, r = torch.zeros_like(q), q
     p, size = r, r.square().sum(dim=-1, keepdim=True)
     for _ in range(iterations):
-        Hp = system(p)
+        Hp = _product(system, p, chunk_size)
         step = divide(size, (p * Hp).sum(dim=-1, keepdim=True))  # 0 where nothing is left
         x, r = x + step * p, r - step * Hp
         size, previous = r.square().sum(dim=-1, keepdim=True), size

@@ -19,7 +19,7 @@ def sliding_window_attention(
 
     As :func:`lesson_code.numpy.sliding_window_attention`. The text is cut into blocks as long as
     the window, each of which sees itself and the one before: 2 N `window` scores are stored, not
-    N².
+    N². A NaN reaches the rest of its block and the next one.
 
     Examples
     --------

@@ -76,10 +76,10 @@ MODULES = {
     "dual": lambda: StateSpaceDual(WIDTH, HEADS, state_width=5),
     "Mamba-3": lambda: Mamba3(WIDTH, HEADS, state_width=4),
     "Mesa": lambda: MesaLayer(WIDTH, HEADS),
-    "log-linear": lambda: LogLinearAttention(WIDTH, HEADS, levels=7),
+    "log-linear": lambda: LogLinearAttention(WIDTH, HEADS, levels=9),
     "forgetting": lambda: ForgettingAttention(WIDTH, HEADS),
     "window": lambda: SlidingWindowAttention(WIDTH, HEADS, 3),
-    "window, odd head width": lambda: SlidingWindowAttention(WIDTH, 4, 1),
+    "window, odd head width": lambda: SlidingWindowAttention(WIDTH, 4, 2),
     "language model of RWKV-7": lambda: LanguageModel(
         VOCABULARY, WIDTH, [RWKV7TimeMix, AFTSimple, RWKV7Block], num_heads=HEADS
     ),
