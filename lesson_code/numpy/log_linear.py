@@ -1,6 +1,6 @@
 """Log-linear attention: a state for each of log₂ N blocks of the past, longer ones further away."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class LogLinearState(NamedTuple):
     """
 
     S: Array
-    position: int | np.ndarray
+    position: Any  # an integer, or several
 
 
 @operator(

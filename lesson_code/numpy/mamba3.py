@@ -103,14 +103,14 @@ def mamba3(
     theta = theta[..., None, :] + np.cumsum(angle, axis=-2)
     k, q = rotated(B, theta), rotated(C, theta)
     g, late, own = (y[..., None] for y in (log_decay, (1 - trapezoid) * delta, trapezoid * delta))
-    y = []
+    outputs = []
     if form == "recurrent":
         for x_t, k_t, q_t, g_t, late_t, own_t in tokens(x, k, q, g, late, own):
             S = np.exp(g_t)[..., None] * (S + outer(late_t * k_last, x_last))
             S = S + outer(own_t * k_t, x_t)
-            y.append(read(S, q_t))
+            outputs.append(read(S, q_t))
             k_last, x_last = k_t, x_t
-        return np.stack(y, axis=-2), _state(S, k_last, x_last, theta[..., -1, :])
+        return np.stack(outputs, axis=-2), _state(S, k_last, x_last, theta[..., -1, :])
     S = S + outer(late[..., 0, :] * k_last, x_last)
     # What a later token finds of a token: its own write, and what the next one has written of it.
     both = own + np.concatenate([late[..., 1:, :], 0 * late[..., :1, :]], axis=-2)
@@ -119,11 +119,11 @@ def mamba3(
         through, gamma = decays_through(G), decays_between(G)[..., 0]  # (..., L, 1), (..., L, L)
         A = np.tril(Q @ K.swapaxes(-1, -2) * gamma, -1)
         itself = w_own * (Q * K).sum(axis=-1, keepdims=True) * X
-        y.append(through * (Q @ S) + A @ (w * X) + itself)
+        outputs.append(through * (Q @ S) + A @ (w * X) + itself)
         to_end = gamma[..., -1, :, None]  # (..., L, 1)
         S = through[..., -1:, :] * S + (K * to_end).swapaxes(-1, -2) @ (w * X)
-    y = np.concatenate(y, axis=-2)
-    return y, _state(S, k[..., -1, :], x[..., -1, :], theta[..., -1, :])
+    last = (part[..., -1, :] for part in (k, x, theta))
+    return np.concatenate(outputs, axis=-2), _state(S, *last)
 
 
 def rotated(x: Array, theta: Array) -> Array:

@@ -1,6 +1,6 @@
 """Log-linear attention: a state for each of log₂ N blocks of the past, longer ones further away."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class LogLinearState(NamedTuple):
     """
 
     S: Tensor
-    position: int | Tensor
+    position: Any  # an integer, or several
 
 
 @operator(

@@ -78,15 +78,15 @@ def mamba3(
     k, q = rotated(B, theta), rotated(C, theta)
     g, late, own = (y[..., None] for y in (log_decay, (1 - trapezoid) * delta, trapezoid * delta))
     if form == "recurrent":
-        y = []
+        outputs = []
         rows = (z.unbind(-2) for z in (x, k, q, g.exp(), late, own))
         for x_t, k_t, q_t, alpha_t, late_t, own_t in zip(*rows, strict=True):
             S = alpha_t[..., None] * (S + _outer(late_t * k_last, x_last)) + _outer(
                 own_t * k_t, x_t
             )
-            y.append(q_t[..., None, :] @ S)
+            outputs.append(q_t[..., None, :] @ S)
             k_last, x_last = k_t, x_t
-        y = torch.cat(y, dim=-2)
+        y = torch.cat(outputs, dim=-2)
     else:
         S = S + _outer(late[..., 0, :] * k_last, x_last)
         # What a later token finds of a token: its own write, and that of the next one.

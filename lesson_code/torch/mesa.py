@@ -76,15 +76,15 @@ def mesa(
         x = _Solution.apply(q, k, k_beta, g, H, ridge, chunk_size, iterations)
         out, G = additive(form, x, k_beta, v, g, G, chunk_size=chunk_size)
         return out, MesaState(additive(form, k, k_beta, k, g, H, chunk_size=chunk_size)[1], G)
-    out = []
+    outputs = []
     rows = (x.unbind(-2) for x in (q, k, k_beta, v, g.exp()))
     for q_t, k_t, k_beta_t, v_t, alpha_t in zip(*rows, strict=True):
         alpha_t, written = alpha_t[..., None], k_beta_t[..., None]
         H = alpha_t * H + written * k_t[..., None, :]
         G = alpha_t * G + written * v_t[..., None, :]
         x_t = torch.linalg.solve(H + torch.diag_embed(ridge[..., 0, :]), q_t[..., None])
-        out.append(x_t.mT @ G)
-    return torch.cat(out, dim=-2), MesaState(H, G)
+        outputs.append(x_t.mT @ G)
+    return torch.cat(outputs, dim=-2), MesaState(H, G)
 
 
 class _Solution(torch.autograd.Function):

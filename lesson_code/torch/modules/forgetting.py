@@ -74,5 +74,6 @@ class ForgettingAttention(Mixer):
             _arguments.check_size("v of state", state.v.shape[-2], "the length of k", T)
             _arguments.check_size("fade of state", fade.shape[-1], "the length of k", T)
             k, v = (torch.cat([a.to(b.dtype), b], -2) for a, b in ((state.k, k), (state.v, v)))
-        out, fade = attend(*accumulate(q, k, v), log_decay, fade, D**-0.5)
+        wide_q, wide_k, wide_v = accumulate(q, k, v)
+        out, fade = attend(wide_q, wide_k, wide_v, log_decay, fade, D**-0.5)
         return self.output(merge_heads(out.to(q.dtype))), FadingCache(k, v, fade)
