@@ -99,9 +99,9 @@ def log_linear_attention(
         return np.stack(out, axis=-2), LogLinearState(S, position + N)
     L, out = N if form == "parallel" else chunk_size, []
     for Q, K, V, G, w in in_chunks(L, q, k, v, g, level_weights):
-        t = at + np.arange(Q.shape[-2])  # (..., L)
-        levels_between = _level(t[..., :, None], t[..., None, :])  # (..., L, L)
-        since = _level(t, at - 1)  # (..., L), to which the older levels up to it have been merged
+        now = at + np.arange(Q.shape[-2])  # (..., L)
+        levels_between = _level(now[..., :, None], now[..., None, :])  # (..., L, L)
+        since = _level(now, at - 1)  # (..., L), to which the older levels up to it have been merged
         through, between = decays_through(G), decays_between(G)[..., 0]
         A = Q @ K.swapaxes(-1, -2) * between * _pick(w, levels_between)
         old = np.maximum(np.arange(levels), since[..., None])  # (..., L, levels)

@@ -90,9 +90,9 @@ def log_linear_attention(
         return torch.stack(out, dim=-2), LogLinearState(S, read)
     L = N if form == "parallel" else chunk_size
     for Q, K, V, G, w in zip(*(x.split(L, -2) for x in (q, k, v, g, level_weights)), strict=True):
-        t = at + torch.arange(Q.shape[-2], device=q.device)  # (..., L)
-        levels_between = level(t[..., :, None], t[..., None, :])  # (..., L, L)
-        since = level(t, at - 1)  # (..., L), to which the older levels up to it have been merged
+        now = at + torch.arange(Q.shape[-2], device=q.device)  # (..., L)
+        levels_between = level(now[..., :, None], now[..., None, :])  # (..., L, L)
+        since = level(now, at - 1)  # (..., L), to which the older levels up to it have been merged
         through = G.cumsum(dim=-2).exp()  # (..., L, 1)
         between = G.expand(*G.shape[:-1], G.shape[-2]).tril(-1).cumsum(dim=-2).exp().tril()
         A = Q @ K.mT * between * pick(w, levels_between)
