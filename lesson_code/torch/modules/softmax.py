@@ -1,9 +1,11 @@
 """Softmax attention as a module, whose state is the KV cache."""
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from lesson_code import _arguments
 from lesson_code.torch.modules._parts import (
@@ -14,8 +16,14 @@ from lesson_code.torch.modules._parts import (
     turn,
 )
 from lesson_code.torch.modules.mixer import Mixer
-from lesson_code.torch.precision import accumulate
-from lesson_code.torch.softmax import softmax_attention
+from lesson_code.torch.precision import accumulate, full_precision
+from lesson_code.torch.softmax import (
+    keys_seen,
+    normalized,
+    scaled_scores,
+    softmax_attention,
+    weighted_sum,
+)
 
 
 class KVCache(NamedTuple):
@@ -29,15 +37,37 @@ class KVCache(NamedTuple):
         Keys, already rotated where the module rotates them.
     v : tensor, shape (B, H, N, D)
         Values.
+    lengths : tensor of integers, shape (B,), optional
+        How many tokens of each row are real where rows differ: its last ones.
     """
 
     k: Tensor
     v: Tensor
+    lengths: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> "KVCache":
         """A new cache, of these tokens and the next ones, in the dtype of the latter."""
-        pairs = zip(self, (k, v), strict=True)  # autocast may have begun since
-        return KVCache(*(torch.cat([old.to(new.dtype), new], dim=-2) for old, new in pairs))
+        # Autocast may have begun since.
+        k, v = (torch.cat([a.to(b.dtype), b], -2) for a, b in ((self.k, k), (self.v, v)))
+        return KVCache(k, v, self.grown(k.shape[-2] - self.k.shape[-2]))
+
+    def grown(self, tokens: int) -> Tensor | None:
+        """The lengths after some more tokens of each row."""
+        return None if self.lengths is None else self.lengths + tokens
+
+    def aligned(self, N: int) -> "KVCache":
+        """The same tokens as the last ones of N, with the lengths of the rows."""
+        length, lengths = self.k.shape[-2], self.lengths
+        if lengths is None:
+            lengths = torch.full((len(self.k),), length, device=self.k.device)
+        k, v = (pad(x, (0, 0, N - length, 0)) for x in (self.k, self.v))
+        return KVCache(k, v, lengths)
+
+    def hidden(self) -> Tensor:
+        """True (B, 1, 1, N) where a row has no token."""
+        N = self.k.shape[-2]
+        first = torch.arange(N, device=self.k.device) < N - self.lengths[:, None]
+        return first[:, None, None]
 
 
 class SoftmaxAttention(Mixer):
@@ -85,20 +115,40 @@ class SoftmaxAttention(Mixer):
 
     def mix(self, x: Tensor, state: KVCache | None) -> tuple[Tensor, KVCache]:
         H = self.num_heads
-        check_state(state, KVCache, *[(len(x), H, "N", self.width // H)] * 2)
+        check_cache(state, len(x), H, self.width // H)
         q, k, v = (split_heads(f(x), H) for f in (self.query, self.key, self.value))
         if state is None:
             state = KVCache(k[:, :, :0], v[:, :, :0])
-        start = state.k.shape[-2]
-        _arguments.check_size("v of state", state.v.shape[-2], "the length of k", start)
         if self.rotary:
+            start = state.k.shape[-2] if state.lengths is None else state.lengths[:, None, None]
             q, k = rotate(q, start), rotate(k, start)
         state = state.append(k, v)
-        out = softmax_attention(q, state.k, state.v, causal=True)
+        if state.lengths is None:
+            out = softmax_attention(q, state.k, state.v, causal=True)
+        else:
+            out = _attend(q, state)
         return self.output(merge_heads(out)), state
 
 
-def rotate(x: Tensor, start: int) -> Tensor:
+def check_cache(cache: Any, B: int, H: int, D: int) -> None:
+    """Refuse a state that is no cache of B rows and H heads of width D."""
+    check_state(cache, KVCache, *[(B, H, "N", D)] * 2, (B,))
+    if cache is not None:
+        N = cache.k.shape[-2]
+        _arguments.check_size("v of state", cache.v.shape[-2], "the length of k", N)
+
+
+def _attend(q, cache):
+    """Causal softmax attention to a cache whose rows differ in length."""
+    dtype, (q, k, v) = q.dtype, accumulate(q, cache.k, cache.v)
+    seen = keys_seen(q, k, causal=True)
+    with full_precision(q):
+        scores = scaled_scores(q, k, q.shape[-1] ** -0.5, seen)
+        weights = normalized(torch.where(cache.hidden(), -math.inf, scores))
+        return weighted_sum(weights, v, seen).to(dtype)
+
+
+def rotate(x: Tensor, start: int | Tensor) -> Tensor:
     """Turn x (..., N, D), whose first position is `start`, by angles that grow with the position.
 
     Channel i and channel i + D/2 are a plane, which turns by 10000^(-2i/D) for each position. With
@@ -106,8 +156,8 @@ def rotate(x: Tensor, start: int) -> Tensor:
     """
     N, D = x.shape[-2:]
     dtype, (x,) = x.dtype, accumulate(x)
-    position = torch.arange(start, start + N, device=x.device, dtype=x.dtype)
+    position = start + torch.arange(N, device=x.device, dtype=x.dtype)
     plane = torch.arange(D // 2, device=x.device, dtype=x.dtype)
-    angle = position[:, None] * 10000 ** (-2 * plane / D)  # (N, D/2)
+    angle = position[..., None] * 10000 ** (-2 * plane / D)  # (..., N, D/2)
     a, b, rest = x.split([D // 2, D // 2, D % 2], dim=-1)
     return torch.cat([*turn(a, b, angle), rest], dim=-1).to(dtype)
