@@ -40,8 +40,6 @@ def check_state(state, kind: Any, *shapes: tuple) -> None:
         pieces = {"state": state}
     elif isinstance(state, kind):
         pieces = {f"{name} of state": x for name, x in state._asdict().items()}
-        shapes = tuple(s for s, x in zip(shapes, state, strict=True) if x is not None)
-        pieces = {name: x for name, x in pieces.items() if x is not None}
     else:
         raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}.")
     for (name, piece), shape in zip(pieces.items(), shapes, strict=True):

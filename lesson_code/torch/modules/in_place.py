@@ -40,17 +40,15 @@ class RoomyCache(KVCache):
 
     def append(self, k: Tensor, v: Tensor) -> "RoomyCache":
         N, end = self.k.shape[-2], self.k.shape[-2] + k.shape[-2]
-        buffers = self.buffers or self[:2]
+        buffers = self.buffers or self
         if end > buffers[0].shape[-2]:
             # A quarter as much room again: copying then costs little beside reading.
             room = max(N // 4, 64) + k.shape[-2]
             buffers = tuple(
-                torch.cat([x, x.new_empty(*x.shape[:2], room, x.shape[-1])], dim=-2)
-                for x in self[:2]
+                torch.cat([x, x.new_empty(*x.shape[:2], room, x.shape[-1])], dim=-2) for x in self
             )
         for buffer, new in zip(buffers, (k, v), strict=True):
             buffer[:, :, N:end] = new
-        k, v = (buffer[:, :, :end] for buffer in buffers)
-        cache = RoomyCache(k, v, self.grown(end - N))
+        cache = RoomyCache(*(buffer[:, :, :end] for buffer in buffers))
         cache.buffers = buffers
         return cache

@@ -70,13 +70,14 @@ def _rows_of(state, rows):
 
 def _joined(states):
     """One state of those of several groups of rows."""
-    first = states[0]
-    if isinstance(first, Tensor):
+    if len(states) == 1:
+        return states[0]
+    if isinstance(states[0], Tensor):
         return torch.cat(states)
-    if hasattr(first, "aligned"):  # a cache, which is as long as the text
+    if hasattr(states[0], "aligned"):  # a cache, which is as long as the text
         N = max(state.k.shape[-2] for state in states)
         states = [state.aligned(N) for state in states]
-    return _made(first, [_joined(parts) for parts in zip(*states, strict=True)])
+    return _made(states[0], [_joined(parts) for parts in zip(*states, strict=True)])
 
 
 def _made(like, parts):

@@ -37,37 +37,62 @@ class KVCache(NamedTuple):
         Keys, already rotated where the module rotates them.
     v : tensor, shape (B, H, N, D)
         Values.
-    lengths : tensor of integers, shape (B,), optional
-        How many tokens of each row are real where rows differ: its last ones.
     """
 
     k: Tensor
     v: Tensor
-    lengths: Tensor | None = None
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many tokens each row has, (B,)."""
+        B, _, N, _ = self.k.shape
+        return torch.full((B,), N, device=self.k.device)
 
     def append(self, k: Tensor, v: Tensor) -> "KVCache":
         """A new cache, of these tokens and the next ones, in the dtype of the latter."""
-        # Autocast may have begun since.
-        k, v = (torch.cat([a.to(b.dtype), b], -2) for a, b in ((self.k, k), (self.v, v)))
-        return KVCache(k, v, self.grown(k.shape[-2] - self.k.shape[-2]))
+        return KVCache(*(_joined(*pair) for pair in zip(self, (k, v), strict=True)))
 
-    def grown(self, tokens: int) -> Tensor | None:
-        """The lengths after some more tokens of each row."""
-        return None if self.lengths is None else self.lengths + tokens
+    def aligned(self, N: int) -> "RaggedCache":
+        """The same tokens as the last ones of N."""
+        return RaggedCache(*self, self.lengths).aligned(N)
 
-    def aligned(self, N: int) -> "KVCache":
-        """The same tokens as the last ones of N, with the lengths of the rows."""
-        length, lengths = self.k.shape[-2], self.lengths
-        if lengths is None:
-            lengths = torch.full((len(self.k),), length, device=self.k.device)
-        k, v = (pad(x, (0, 0, N - length, 0)) for x in (self.k, self.v))
-        return KVCache(k, v, lengths)
+
+class RaggedCache(NamedTuple):
+    """A :class:`KVCache` of a batch whose rows have different lengths.
+
+    Parameters
+    ----------
+    k, v : tensor, shape (B, H, N, D)
+        Keys and values, those of each row at the end.
+    lengths : tensor of integers, shape (B,)
+        How many there are of each row.
+    """
+
+    k: Tensor
+    v: Tensor
+    lengths: Tensor
+
+    def append(self, k: Tensor, v: Tensor) -> "RaggedCache":
+        """A new cache, of these tokens and as many further ones of each row."""
+        return RaggedCache(_joined(self.k, k), _joined(self.v, v), self.lengths + k.shape[-2])
+
+    def aligned(self, N: int) -> "RaggedCache":
+        """The same tokens as the last ones of N."""
+        k, v = (pad(x, (0, 0, N - x.shape[-2], 0)) for x in (self.k, self.v))
+        return RaggedCache(k, v, self.lengths)
 
     def hidden(self) -> Tensor:
         """True (B, 1, 1, N) where a row has no token."""
         N = self.k.shape[-2]
         first = torch.arange(N, device=self.k.device) < N - self.lengths[:, None]
         return first[:, None, None]
+
+
+Cache = KVCache | RaggedCache
+
+
+def _joined(old, new):
+    return torch.cat([old.to(new.dtype), new], dim=-2)  # autocast may have begun since
 
 
 class SoftmaxAttention(Mixer):
@@ -78,7 +103,8 @@ class SoftmaxAttention(Mixer):
 
     .. math:: y_t = W_O^\top o_t
 
-    for the outputs of all heads, side by side. The state is a :class:`KVCache`.
+    for the outputs of all heads, side by side. The state is a :class:`KVCache`, or a
+    :class:`RaggedCache` where rows differ in length.
 
     Parameters
     ----------
@@ -113,26 +139,28 @@ class SoftmaxAttention(Mixer):
             nn.Linear(width, width, bias=False) for _ in range(4)
         )
 
-    def mix(self, x: Tensor, state: KVCache | None) -> tuple[Tensor, KVCache]:
+    def mix(self, x: Tensor, state: Cache | None) -> tuple[Tensor, Cache]:
         H = self.num_heads
         check_cache(state, len(x), H, self.width // H)
         q, k, v = (split_heads(f(x), H) for f in (self.query, self.key, self.value))
         if state is None:
             state = KVCache(k[:, :, :0], v[:, :, :0])
+        ragged = isinstance(state, RaggedCache)
         if self.rotary:
-            start = state.k.shape[-2] if state.lengths is None else state.lengths[:, None, None]
+            start = state.lengths[:, None, None] if ragged else state.k.shape[-2]
             q, k = rotate(q, start), rotate(k, start)
         state = state.append(k, v)
-        if state.lengths is None:
-            out = softmax_attention(q, state.k, state.v, causal=True)
-        else:
+        if ragged:
             out = _attend(q, state)
+        else:
+            out = softmax_attention(q, state.k, state.v, causal=True)
         return self.output(merge_heads(out)), state
 
 
 def check_cache(cache: Any, B: int, H: int, D: int) -> None:
     """Refuse a state that is no cache of B rows and H heads of width D."""
-    check_state(cache, KVCache, *[(B, H, "N", D)] * 2, (B,))
+    kind, lengths = (RaggedCache, [(B,)]) if isinstance(cache, RaggedCache) else (KVCache, [])
+    check_state(cache, kind, *[(B, H, "N", D)] * 2, *lengths)
     if cache is not None:
         N = cache.k.shape[-2]
         _arguments.check_size("v of state", cache.v.shape[-2], "the length of k", N)

@@ -131,7 +131,7 @@ def in_steps(module, x, state=None):
 
 
 def leaves(state):
-    return [x for x in torch.utils._pytree.tree_leaves(state) if x is not None]
+    return torch.utils._pytree.tree_leaves(state)
 
 
 def assert_close(found, expected, tolerance=1e-11):

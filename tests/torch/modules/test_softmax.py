@@ -74,12 +74,12 @@ def test_the_cache_holds_every_token():
     _, cache = module(x, return_state=True)
     for kept, linear in ((cache.k, module.key), (cache.v, module.value)):
         torch.testing.assert_close(kept.transpose(1, 2).flatten(-2), linear(x))
-    assert [a.shape for a in module.initial_state(3)[:2]] == [(3, 2, 0, 4)] * 2
+    assert [a.shape for a in module.initial_state(3)] == [(3, 2, 0, 4)] * 2
 
 
 def test_what_is_refused():
     module, x = SoftmaxAttention(8, 2), torch.randn(3, 5, 8)
-    k, v, _ = module(x, return_state=True)[1]
+    k, v = module(x, return_state=True)[1]
     with refuses(ValueError, "v of state must have the length of k, 5, got 4."):
         module(x, state=KVCache(k, v[:, :, 1:]))
     with refuses(ValueError, "k of state must have shape (3, 2, N, 4), got (3, 4, 0, 2)."):
