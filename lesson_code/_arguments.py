@@ -103,9 +103,13 @@ def check_axes(**arrays: tuple) -> tuple[int, ...]:
 def check_shape(name: str, array, axes: Axes, sizes: dict[str, int]) -> tuple[int, ...]:
     """Refuse an array that does not have some axes, and return those before them.
 
-    `sizes` has what is known of each letter, and learns the others.
+    `sizes` has what is known of each letter, and learns the others; "2R" is twice as many as "R",
+    which has been seen before.
     """
     letters, alone = axes
+    for letter in letters:
+        if letter[0].isdigit():
+            sizes[letter] = int(letter[0]) * sizes[letter[1:]]
     shape = tuple(array.shape)
     before = len(shape) - len(letters)
     fits = before == 0 or (before > 0 and not alone)
@@ -179,6 +183,16 @@ def check_integer(name: str, value, minimum: int) -> int:
     if integer < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {integer}.")
     return integer
+
+
+def check_counts(name: str, value) -> tuple[int, ...]:
+    """Refuse what is neither a count nor an integer array of counts, and return its shape."""
+    shape = tuple(getattr(value, "shape", ()))
+    if not shape:
+        check_integer(name, value, minimum=0)
+    elif "int" not in dtype_name(value):
+        raise TypeError(f"{name} must be integers, got {value.dtype}.")
+    return shape
 
 
 def check_flags(**flags) -> None:

@@ -3,8 +3,10 @@
 An operator names the axes of its arrays in the order of its signature:
 
     N D      an array (..., N, D): a letter is one size wherever it stands, leading axes broadcast
+    N 2R     a size that is twice another one
     (D)      an array (D,), the same for all sequences
     ...      a number, or an array with one for each sequence
+    count    of a memory alone: how many tokens it has seen, an integer or one for each sequence
 
 The rest follows from the signature: a default of True or False makes a flag, an integer default a
 number of tokens, which is at least 1, and an array whose default is None may be left out.
@@ -24,8 +26,12 @@ OUTSIDE = {
     "at least 0": lambda x: x < 0,
     "negative": lambda x: x >= 0,
     "in (0, 1]": lambda x: (x <= 0) | (x > 1),
+    "in [0, 1]": lambda x: (x < 0) | (x > 1),
     "positive and finite": lambda x: (x <= 0) | (x == float("inf")),
 }
+
+
+COUNT = Axes((), alone=False)  # a part of a memory that is no array of floats
 
 
 class Call(NamedTuple):
@@ -117,6 +123,8 @@ class Contract:
             parts = [parts] * len(self.parts)
         made = [
             make((*call.memory_leading, *(sizes[letter] for letter in axes.letters)), part)
+            if axes is not COUNT
+            else part
             for axes, part in zip(self.parts.values(), parts, strict=True)
         ]
         return made[0] if single else type(self.state)(*made)
@@ -166,7 +174,10 @@ class Contract:
         if initial_state is not None:
             parts = self._parts_of(array_type, initial_state, arrays)
             for (name, axes), x in zip(self.parts.items(), parts, strict=True):
-                leading[name] = _arguments.check_shape(name, x, axes, sizes)
+                if axes is COUNT:
+                    leading[name] = _arguments.check_counts(name, x)
+                else:
+                    leading[name] = _arguments.check_shape(name, x, axes, sizes)
         of_all = _arguments.check_leading(**leading)
         for name in self.reads:
             leading.pop(name, None)
@@ -181,6 +192,7 @@ class Contract:
             raise TypeError(f"initial_state must be a {expected}, got {type(state).__name__}.")
         like_name, like = next(iter(arrays.items()))
         parts = dict(zip(self.parts, state, strict=True))
+        parts = {name: x for name, x in parts.items() if self.parts[name] is not COUNT}
         _arguments.check_arrays(array_type, **parts)
         for name, part in parts.items():
             _arguments.check_beside(name, part, like_name, like)
@@ -194,4 +206,7 @@ def _parts(state) -> dict[str, Axes]:
     if isinstance(state, str):
         return {"initial_state": Axes.parse(state)}
     fields = zip(state._fields, state, strict=True)
-    return {f"{field} of initial_state": Axes.parse(axes) for field, axes in fields}
+    return {
+        f"{field} of initial_state": COUNT if axes == "count" else Axes.parse(axes)
+        for field, axes in fields
+    }

@@ -31,7 +31,16 @@ SIZES = {
     "R": 3,
     "Hq": 4,
     "Hkv": 2,
+    "levels": 6,  # for 32 tokens
 }
+
+
+def size_of(letter: str, sizes: dict, N: int | None = None) -> int:
+    """The size of an axis; "2R" is twice "R"."""
+    if letter[0].isdigit():
+        return int(letter[0]) * sizes[letter[1:]]
+    return sizes[letter] if N is None else sizes.get(letter, N)
+
 
 NAMES = sorted(name for name, f in vars(ln).items() if hasattr(f, "contract"))
 CONTRACTS = {name: getattr(ln, name).contract for name in NAMES}
@@ -42,6 +51,7 @@ RANGES = {
     "at least 0": abs,
     "negative": lambda x: -abs(x) - 0.1,
     "in (0, 1]": lambda x: 1 / (1 + x * x),
+    "in [0, 1]": lambda x: 1 / (1 + x * x),
     "positive and finite": lambda x: abs(x) + 0.1,
 }
 OUT_OF_RANGE = {
@@ -49,6 +59,7 @@ OUT_OF_RANGE = {
     "at least 0": -0.5,
     "negative": 0.0,
     "in (0, 1]": 1.5,
+    "in [0, 1]": -0.5,
     "positive and finite": 0.0,
 }
 
@@ -65,13 +76,20 @@ def options_of(name: str) -> list[dict]:
     if name == "linear_attention":
         causal = [{"causal": True, "form": form} for form in (None, *CAUSAL)]
         return [*causal, *({"form": form} for form in GLOBAL), {"causal": True, "normalize": False}]
-    small = {x: 3 for x in contract.counts}  # several chunks, and one that is not full
+    if name == "sliding_window_attention":
+        extra = {"window": 3}
+    small = {x: 3 for x in pieces_of(name)}  # several chunks, and one that is not full
     forms = [{"form": form} for form in (None, *contract.forms)] if contract.forms else [{}]
     flags = [flag for flag in contract.flags if flag != "return_state"]
     chosen = itertools.product([False, True], repeat=len(flags))
     return [
         extra | small | form | dict(zip(flags, x, strict=True)) for x in chosen for form in forms
     ]
+
+
+def pieces_of(name: str) -> list[str]:
+    """The options that say how long the pieces are in which a text is worked through."""
+    return [x for x in CONTRACTS[name].counts if x.endswith("_size")]
 
 
 def is_causal(name: str, options: dict) -> bool:
@@ -93,7 +111,7 @@ def draw(name: str, N: int = 7, leading=(), seed: int = 0, dtype="float64", size
     contract = CONTRACTS[name]
     arrays = {}
     for argument, axes in contract.axes.items():
-        own = [sizes.get(letter, N) for letter in letters_of(axes.replace("...", ""))]
+        own = [size_of(letter, sizes, N) for letter in letters_of(axes.replace("...", ""))]
         before = leading.get(argument, ()) if isinstance(leading, dict) else leading
         x = rng.normal(size=own if axes.startswith("(") else (*before, *own))
         if argument in contract.ranges:
@@ -114,6 +132,8 @@ def special(name, arrays, rng):
             x = np.where(rng.random(x.shape) < 0.1, 0, x)
         elif kind == "at least 0":
             x = x * rng.choice([0, 1, 30], size=x.shape)
+        elif kind == "in [0, 1]":
+            x = np.where(rng.random(x.shape) < 0.2, rng.integers(2, size=x.shape), x)
         arrays[argument] = x
     if "beta" in arrays:
         arrays["beta"] = rng.uniform(0, 2, size=arrays["beta"].shape)
@@ -134,13 +154,19 @@ def draw_state(name: str, leading=(), seed: int = 1, dtype="float64", sizes=SIZE
     state = CONTRACTS[name].state
 
     def part(axes):
-        return rng.normal(size=(*leading, *(sizes[x] for x in letters(name, axes)))).astype(dtype)
+        if axes == "count":
+            return 5
+        return rng.normal(
+            size=(*leading, *(size_of(x, sizes) for x in letters(name, axes)))
+        ).astype(dtype)
 
     if isinstance(state, str):
         return part(state)
     parts = type(state)(*map(part, state))
     if name == "linear_attention":  # of features, which are positive
         return parts._replace(z=abs(parts.z) + 1)
+    if name == "mesa":  # a sum of squares
+        return parts._replace(H=parts.H @ parts.H.swapaxes(-1, -2))
     if name in ("wkv", "time_mix"):
         parts = parts._replace(denominator=abs(parts.denominator) + 1)
     return parts
@@ -163,5 +189,14 @@ def to_torch(x):
 
 
 def leaves(result) -> list:
-    """The arrays of a result: outputs, and those of the state."""
-    return [x for part in result for x in leaves(part)] if isinstance(result, tuple) else [result]
+    """The arrays of a result: outputs, and those of the state, without counts of tokens."""
+    if isinstance(result, tuple):
+        return [x for part in result for x in leaves(part)]
+    return [] if isinstance(result, int) else [result]
+
+
+def each(function, state):
+    """A state of what a function makes of its arrays; counts of tokens stay."""
+    if not isinstance(state, tuple):
+        return function(state)
+    return type(state)(*(x if isinstance(x, int) else function(x) for x in state))

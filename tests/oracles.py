@@ -194,6 +194,107 @@ def state_space_dual(x, log_decay, B, C, S):
     return out, last
 
 
+@oracle(2, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1, reads=(6,))
+def mamba3(x, delta, log_decay, trapezoid, angle, B, C, S, k_last, x_last, cos, sin):
+    """The state turns and B and C do not: pairs of rows are complex numbers."""
+    theta = np.arctan2(sin + 0.0, cos + 0.0)  # of -0.0 it would be π
+
+    def turned(y, by):
+        z = (y[..., 0::2] + 1j * y[..., 1::2]) * np.exp(1j * by)
+        return np.stack([z.real, z.imag], axis=-1).reshape(y.shape)
+
+    S, k_last = turned(S.T, -theta).T, turned(k_last, -theta)  # in the frame of the last token
+    out = np.zeros(x.shape)
+    for t in range(len(x)):
+        step = delta[t] * (1 - trapezoid[t])
+        S = math.exp(log_decay[t]) * (S + step * np.outer(k_last, x_last))
+        S = turned(S.T, -angle[t]).T + delta[t] * trapezoid[t] * np.outer(B[t], x[t])
+        out[t] = C[t] @ S
+        k_last, x_last, theta = B[t], x[t], theta + angle[t]
+    return out, turned(S.T, theta).T, turned(k_last, theta), x_last, np.cos(theta), np.sin(theta)
+
+
+@oracle(2, 2, 2, 1, 1, 1, 2, 2, reads=(0,))
+def momentum_delta_rule(q, k, v, beta, log_decay, momentum, S, M):
+    """S and M are one state, which a matrix carries on."""
+    out, D = np.zeros(v.shape), k.shape[1]
+    both = np.concatenate([S, M])
+    for t in range(len(k)):
+        keep, step = momentum[t] * np.eye(D), beta[t] * np.outer(k[t], k[t])
+        rows = [[math.exp(log_decay[t]) * np.eye(D) - step, keep], [-step, keep]]
+        both = np.block(rows) @ both + np.tile(beta[t] * np.outer(k[t], v[t]), (2, 1))
+        out[t] = q[t] @ both[:D]
+    return out, both[:D], both[D:]
+
+
+@oracle(2, 2, 2, 1, 1, 1, 2, 2, reads=(0, 5))
+def mesa(q, k, v, beta, log_decay, ridge, H, G):
+    """Each pair with its weight at the end, and the inverse of what they sum to."""
+    out = np.zeros(v.shape)
+    for t in range(len(k) + 1):
+        weights = [beta[j] * math.exp(log_decay[j + 1 : t].sum()) for j in range(t)]
+        first = math.exp(log_decay[:t].sum())
+        H_t, G_t = first * H, first * G
+        for j in range(t):
+            H_t = H_t + weights[j] * np.outer(k[j], k[j])
+            G_t = G_t + weights[j] * np.outer(k[j], v[j])
+        if t:
+            out[t - 1] = q[t - 1] @ np.linalg.pinv(H_t + np.diag(ridge)) @ G_t
+    return out, H_t, G_t
+
+
+@oracle(2, 2, 2, 1, 2, 3, 0, reads=(0, 4))
+def log_linear_attention(q, k, v, log_decay, level_weights, S, position):
+    """Blocks are cut off the past from the left, the longest first, as bits are set in t."""
+    N, levels, first = len(k), len(S), int(position)
+    out, last = np.zeros(v.shape), np.zeros(S.shape)
+
+    def level(t, j):
+        """Of token j at token t: the lengths of the blocks are the powers of two that make t."""
+        start = 0
+        for power in reversed(range(levels)):
+            if t & 2**power:
+                start += 2**power
+                if j < start:
+                    return power + 1
+        return 0
+
+    for t in range(N):
+        now = np.zeros(S.shape)
+        for m in range(levels):  # any token of the level stands for all of them
+            of_level = [j for j in range(first) if level(first - 1, j) == m] or [max(first - 1, 0)]
+            to = max(m, level(first + t, of_level[0])) if first else max(m, level(t, 0))
+            now[to] += math.exp(log_decay[: t + 1].sum()) * S[m]
+        for j in range(t + 1):
+            fade = math.exp(log_decay[j + 1 : t + 1].sum())
+            now[level(first + t, first + j)] += fade * np.outer(k[j], v[j])
+        out[t] = sum(level_weights[t, m] * q[t] @ now[m] for m in range(levels))
+        last = now
+    return out, last if N else S, np.array(first + N)
+
+
+@oracle(2, 2, 2, 1)
+def forgetting_attention(q, k, v, log_decay):
+    """A weighted mean, each weight with the gates that came after its token."""
+    N, out = len(k), np.zeros(v.shape)
+    for t in range(N):
+        scores = [q[t] @ k[j] / math.sqrt(max(k.shape[1], 1)) for j in range(t + 1)]
+        gates = [np.exp(log_decay[j + 1 : t + 1].sum()) for j in range(t + 1)]
+        weights = np.exp(scores) * gates
+        out[t] = sum(weights[j] * v[j] for j in range(t + 1)) / weights.sum()
+    return (out,)
+
+
+@oracle(2, 2, 2)
+def sliding_window_attention(q, k, v, *, window):
+    out = np.zeros(v.shape)
+    for t in range(len(k)):
+        seen = range(max(0, t - window + 1), t + 1)
+        weights = [math.exp(q[t] @ k[j] / math.sqrt(max(k.shape[1], 1))) for j in seen]
+        out[t] = sum(w * v[j] for w, j in zip(weights, seen, strict=True)) / sum(weights)
+    return (out,)
+
+
 @oracle(2, 2, 1, 1, 1, 1)
 def wkv(k, v, decay, bonus, a, b):
     """Outputs, and the sums of weighted values and of weights for the token after the last."""

@@ -20,7 +20,17 @@ import lesson_code.numpy as ln
 import lesson_code.torch as lt
 from lesson_code.torch.engines import selective
 from tests.arrays import TOLERANCE, assert_close, in_dtype, kept, name_of, numbers
-from tests.operators import CONTRACTS, NAMES, SIZES, draw, draw_state, leaves, options_of, special
+from tests.operators import (
+    CONTRACTS,
+    NAMES,
+    SIZES,
+    draw,
+    draw_state,
+    leaves,
+    options_of,
+    pieces_of,
+    special,
+)
 from tests.oracles import ORACLES
 
 # What may be left out, and is zero then.
@@ -32,7 +42,12 @@ def sums_of(state):
     if isinstance(state, (ln.WKVState, lt.WKVState)):
         scale = np.exp(numbers(state.maximum))
         return [numbers(state.numerator) * scale, numbers(state.denominator) * scale]
-    return [numbers(state)]
+    if isinstance(state, (ln.Mamba3State, lt.Mamba3State)):
+        angle = numbers(state.angle)
+        return [*map(numbers, state[:3]), np.cos(angle), np.sin(angle)]
+    if isinstance(state, (ln.LogLinearState, lt.LogLinearState)):
+        return [numbers(state.S), np.full(state.S.shape[:-3], numbers(state.position))]
+    return [numbers(x) for x in (state if isinstance(state, tuple) else [state])]
 
 
 @contextlib.contextmanager
@@ -75,7 +90,7 @@ def test_every_form_is_the_definition(name, library, N, size, leading, with_stat
         """Some of the leading dimensions, which broadcast to all of them."""
         return tuple(1 if rng.random() < 0.3 else n for n in leading[rng.integers(3) :])
 
-    sizes = {x: int(rng.integers(x != "M", 5)) for x in SIZES}
+    sizes = {x: int(rng.integers(x != "M", 5)) for x in SIZES} | {"levels": SIZES["levels"]}
     arrays = draw(name, N, {x: part() for x in contract.axes}, seed, sizes=sizes)
     arrays = {x: in_dtype(y, dtype) for x, y in special(name, arrays, rng).items()}
     exact, given = {x: numbers(y) for x, y in arrays.items()}, {}
@@ -87,19 +102,22 @@ def test_every_form_is_the_definition(name, library, N, size, leading, with_stat
         given = {"return_state": True}
         state = draw_state(name, part() if with_state else (), seed, sizes=sizes)
         given_dtype = dtype if rng.random() < 0.3 else kept(dtype)
-        parts = [in_dtype(x, given_dtype) for x in (state if isinstance(state, tuple) else [state])]
+        parts = state if isinstance(state, tuple) else [state]
+        parts = [x if isinstance(x, int) else in_dtype(x, given_dtype) for x in parts]
         state = getattr(module, type(state).__name__)(*parts) if len(parts) > 1 else parts[0]
         exact += [x * with_state for x in sums_of(state)]
         given |= {"initial_state": state} if with_state else {}
     for options in options_of(name):
-        causal = {"causal": True} if options.get("causal") else {}
-        expected, *sums = ORACLES[name](*exact, **causal)
-        options = options | dict.fromkeys(contract.counts, size) | given
+        asked = {x: y for x, y in options.items() if x == "window" or (x == "causal" and y)}
+        expected, *sums = ORACLES[name](*exact, **asked)
+        options = options | dict.fromkeys(pieces_of(name), size) | given
         with pieces(size):
             found = getattr(module, name)(**arrays, **options)
         out, state = found if given else (found, ())
         assert_close(out, expected, dtype)
-        assert {name_of(x.dtype) for x in leaves(state)} <= {name_of(kept(dtype))}
+        assert {name_of(x.dtype) for x in leaves(state) if not isinstance(x, int)} <= {
+            name_of(kept(dtype))
+        }
         for x, y in zip(sums_of(state) if given else [], sums, strict=True):
             assert_close(x, y, tolerance=TOLERANCE[name_of(kept(dtype))])
 

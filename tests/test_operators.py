@@ -21,6 +21,7 @@ from tests.operators import (
     WITH_STATE,
     draw,
     draw_state,
+    each,
     is_causal,
     label,
     leaves,
@@ -47,7 +48,7 @@ def run(backend, name, arrays, **options):
 
 def numpy_of(x):
     if isinstance(x, tuple):
-        return type(x)(*map(numpy_of, x))
+        return each(numpy_of, x)
     return x.detach().float().numpy() if x.dtype == torch.bfloat16 else x.detach().numpy()
 
 
@@ -144,7 +145,7 @@ def test_leading_dimensions_broadcast(call, backend):
         expected = run(backend, name, full, **options, **state)
         if stateful and one in contract.reads:  # what only reads is not remembered
             out, last = expected
-            expected = out, type_of(last)(*(x[0] for x in parts_of(last)))
+            expected = out, each(lambda x: x[0], last)
         assert_close(found, expected)
 
 
@@ -259,7 +260,7 @@ def test_a_state_has_the_dtype_of_the_input_or_of_the_sums(name, backend):
 
 
 def cast(state, dtype):
-    return type_of(state)(*(x.astype(dtype) for x in parts_of(state)))
+    return each(lambda x: x.astype(dtype), state)
 
 
 # --- Who sees what ---------------------------------------------------------------------------
@@ -406,9 +407,15 @@ def test_states_that_are_refused(name, backend):
     refuse([1.0], TypeError, f"initial_state must be a {kind}")
     refuse(cast(state, "int64"), TypeError, "initial_state must have a floating dtype")
     refuse(cast(state, "float32"), TypeError, "initial_state must have dtype float64")
-    for i in range(len(parts_of(state))):
+    for i, part in enumerate(parts_of(state)):
         parts = list(parts_of(state))
-        parts[i] = np.concatenate([parts[i], parts[i]], axis=-1)
+        if isinstance(part, int):
+            parts[i] = -1
+            refuse(type(state)(*parts), ValueError, "initial_state must be at least 0, got -1")
+            parts[i] = 1.5
+            refuse(type(state)(*parts), TypeError, "initial_state must be an integer, got 1.5")
+            continue
+        parts[i] = np.concatenate([part, part], axis=-1)
         refuse(type_of(state)(*parts), ValueError, "initial_state must have shape")
     words = "initial_state must broadcast, got"
     refuse(type_of(state)(*(np.stack([x] * 3) for x in parts_of(state))), ValueError, words)
@@ -437,12 +444,14 @@ def differentiable(name, options, N=4):
     tensors = to_torch(draw(name, N))
     stateful = name in WITH_STATE and is_causal(name, options)
     state = to_torch(draw_state(name)) if stateful else ()
-    inputs = [x.requires_grad_() for x in (*tensors.values(), *parts_of(state))]
+    inputs = [x.requires_grad_() for x in (*tensors.values(), *leaves(state))]
 
     def function(*inputs):
         given = dict(zip(tensors, inputs, strict=False))
         rest = inputs[len(tensors) :]
-        extra = {"initial_state": type_of(state)(*rest), "return_state": True} if rest else {}
+        parts = iter(rest)
+        given_state = each(lambda _: next(parts), state)
+        extra = {"initial_state": given_state, "return_state": True} if rest else {}
         result = getattr(lt, name)(**given, **options, **extra)
         if rest and isinstance(state, lt.WKVState):  # the maximum is a shift: without it
             out, (a, b, maximum) = result

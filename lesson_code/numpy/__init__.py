@@ -20,6 +20,10 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
 - The delta rule: `delta_rule`, `gated_delta_rule`
 - Forget, then correct: `kimi_delta_attention`, `rwkv7`, `generalized_delta_rule`,
   `gated_delta_product`
+- Mamba-3: `mamba3`, `Mamba3State`
+- Memory that learns: `momentum_delta_rule`, `MomentumState`, `mesa`, `MesaState`
+- Between a state and a cache: `sliding_window_attention`, `forgetting_attention`,
+  `log_linear_attention`, `LogLinearState`
 - One recurrence, many models: `family`, a module with every model as a row of one table
 """
 
@@ -41,11 +45,16 @@ from lesson_code.numpy.feature_maps import (
     relu,
     taylor,
 )
+from lesson_code.numpy.forgetting import forgetting_attention
 from lesson_code.numpy.gated import gated_linear_attention
 from lesson_code.numpy.generalized_delta import generalized_delta_rule
 from lesson_code.numpy.linear import linear_attention
+from lesson_code.numpy.log_linear import LogLinearState, log_linear_attention
 from lesson_code.numpy.mamba import selective_scan, state_space_dual
+from lesson_code.numpy.mamba3 import Mamba3State, mamba3
 from lesson_code.numpy.memory import LinearAttentionState
+from lesson_code.numpy.mesa import MesaState, mesa
+from lesson_code.numpy.momentum import MomentumState, momentum_delta_rule
 from lesson_code.numpy.retention import retention, retention_decays
 from lesson_code.numpy.rwkv4 import channel_mix, time_mix, token_shift
 from lesson_code.numpy.rwkv6 import rwkv6
@@ -58,10 +67,15 @@ from lesson_code.numpy.softmax import (
     softmax_attention,
     tiled_softmax_attention,
 )
+from lesson_code.numpy.window import sliding_window_attention
 from lesson_code.numpy.wkv import WKVState, wkv
 
 __all__ = [
     "LinearAttentionState",
+    "LogLinearState",
+    "Mamba3State",
+    "MesaState",
+    "MomentumState",
     "WKVState",
     "aft_full",
     "aft_simple",
@@ -71,6 +85,7 @@ __all__ = [
     "elu_plus_one",
     "exponential",
     "family",
+    "forgetting_attention",
     "gated_delta_product",
     "gated_delta_rule",
     "gated_linear_attention",
@@ -81,6 +96,10 @@ __all__ = [
     "kimi_delta_attention",
     "latent_attention",
     "linear_attention",
+    "log_linear_attention",
+    "mamba3",
+    "mesa",
+    "momentum_delta_rule",
     "polynomial",
     "positive_random_features",
     "relu",
@@ -90,6 +109,7 @@ __all__ = [
     "rwkv7",
     "selective_scan",
     "similarity_attention",
+    "sliding_window_attention",
     "softmax_attention",
     "state_space_dual",
     "taylor",

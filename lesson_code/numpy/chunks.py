@@ -20,13 +20,17 @@ def decays_through(g: np.ndarray) -> np.ndarray:
     return np.exp(np.cumsum(g, axis=-2))
 
 
-def decays_between(g: np.ndarray) -> np.ndarray:
-    """Entry [t, j] is exp(g_{j+1} + ... + g_t), 0 where j > t: (..., L, D) -> (..., L, L, D)."""
+def sums_between(g: np.ndarray) -> np.ndarray:
+    """Entry [t, j] is g_{j+1} + ... + g_t, -inf where j > t: (..., L, D) -> (..., L, L, D)."""
     L = g.shape[-2]
     later, seen = np.tri(L, k=-1, dtype=bool), np.tri(L, dtype=bool)
     terms = np.where(later[..., None], g[..., :, None, :], 0)  # [i, j] is g_i if i > j
-    sums = np.cumsum(terms, axis=-3)
-    return np.exp(np.where(seen[..., None], sums, -np.inf))  # masked before exp: g may be -inf
+    return np.where(seen[..., None], np.cumsum(terms, axis=-3), -np.inf)
+
+
+def decays_between(g: np.ndarray) -> np.ndarray:
+    """Entry [t, j] is exp(g_{j+1} + ... + g_t), 0 where j > t: (..., L, D) -> (..., L, L, D)."""
+    return np.exp(sums_between(g))  # masked before exp: g may be -inf
 
 
 def solve(A: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -46,8 +46,8 @@ def softmax_attention(
     >>> softmax_attention(q, k, v, causal=True)[0]
     array([2.])
     """
-    seen = _seen(q, k) if causal else None
-    return _weighted_sum(_softmax(_scores(q, k, scale, seen)), v, seen)
+    seen = keys_seen(q, k) if causal else None
+    return weighted_sum(normalized(scaled_scores(q, k, scale, seen)), v, seen)
 
 
 @operator("Nq D, N D -> Nq N")
@@ -78,7 +78,7 @@ def attention_weights(
     array([[1.  , 0.  ],
            [0.25, 0.75]])
     """
-    return _softmax(_scores(q, k, scale, _seen(q, k) if causal else None))
+    return normalized(scaled_scores(q, k, scale, keys_seen(q, k) if causal else None))
 
 
 @operator("Nq D, N D, N M -> Nq M")
@@ -122,7 +122,7 @@ def similarity_attention(
     if not callable(similarity):
         raise TypeError(f"similarity must be callable, got {type(similarity).__name__}.")
     weights = similarity(read_only(q), read_only(k))
-    N, seen = k.shape[-2], _seen(q, k) if causal else None
+    N, seen = k.shape[-2], keys_seen(q, k) if causal else None
     if not (is_float_array(weights) and weights.shape[-2:] == (q.shape[-2], N)):
         raise ValueError(
             f"similarity must return a NumPy array of floats of shape (..., {q.shape[-2]}, {N}), "
@@ -132,7 +132,7 @@ def similarity_attention(
     weights = weights.astype(q.dtype, copy=False)
     if seen is not None:
         weights = np.where(np.arange(N) < seen[:, None], weights, 0)
-    return divide(_weighted_sum(weights, v, seen), weights.sum(axis=-1, keepdims=True))
+    return divide(weighted_sum(weights, v, seen), weights.sum(axis=-1, keepdims=True))
 
 
 @operator("Nq D, N D, N M -> Nq M")
@@ -175,7 +175,7 @@ def tiled_softmax_attention(
     scale = _arguments.resolve_scale(scale, q.shape[-1])
     leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     out = np.empty((*leading, q.shape[-2], v.shape[-1]), q.dtype)
-    seen = _seen(q, k) if causal else None
+    seen = keys_seen(q, k) if causal else None
     for start in range(0, q.shape[-2], tile_size):
         rows = slice(start, start + tile_size)
         seen_by_rows = None if seen is None else seen[rows]
@@ -282,7 +282,7 @@ def latent_attention(
     return softmax_attention(q, latent @ up_k, latent @ up_v, causal=causal, scale=scale)
 
 
-def _scores(q, k, scale, seen):
+def scaled_scores(q, k, scale, seen):
     """Scaled scores (..., N, N); -inf for the keys that a query does not see."""
     scores = q * _arguments.resolve_scale(scale, q.shape[-1]) @ k.swapaxes(-1, -2)
     if seen is None:
@@ -290,7 +290,7 @@ def _scores(q, k, scale, seen):
     return np.where(np.arange(k.shape[-2]) < seen[:, None], scores, -np.inf)
 
 
-def _softmax(scores):
+def normalized(scores: Array) -> Array:
     """Softmax over the last axis; 0 in a row that holds nothing but -inf, or nothing at all."""
     maximum = scores.max(axis=-1, keepdims=True, initial=-np.inf)  # (..., N, 1)
     weights = _exp(scores, maximum)
@@ -308,14 +308,14 @@ def _online_softmax(q, k, v, scale, seen, tile_size):
     for start in range(0, k.shape[-2] if seen is None else seen.max(), tile_size):
         keys = slice(start, start + tile_size)
         seen_of_tile = None if seen is None else np.clip(seen - start, 0, tile_size)
-        scores = _scores(q, k[..., keys, :], scale, seen_of_tile)  # (..., tile, tile)
+        scores = scaled_scores(q, k[..., keys, :], scale, seen_of_tile)  # (..., tile, tile)
         previous = maximum
         maximum = np.maximum(previous, scores.max(axis=-1, keepdims=True))
         weights = _exp(scores, maximum)
         shrink = _exp(previous, maximum)  # what was summed so far, under the new maximum
         total = shrink * total + weights.sum(axis=-1, keepdims=True)
-        out = shrink * out + _weighted_sum(weights, v[..., keys, :], seen_of_tile)
-    return out / np.where(total == 0, 1, total)  # as in _softmax: NaN stays NaN
+        out = shrink * out + weighted_sum(weights, v[..., keys, :], seen_of_tile)
+    return out / np.where(total == 0, 1, total)  # as in normalized: NaN stays NaN
 
 
 def _exp(scores, maximum):
@@ -324,7 +324,7 @@ def _exp(scores, maximum):
         return np.exp(scores - np.where(maximum == -np.inf, 0, maximum))
 
 
-def _weighted_sum(weights, v, seen):
+def weighted_sum(weights, v, seen):
     """``weights @ v``, except that a value which is not seen adds nothing: 0 * NaN would be NaN."""
     finite = np.isfinite(v)
     if seen is None or finite.all():
@@ -334,7 +334,7 @@ def _weighted_sum(weights, v, seen):
     return weights @ np.where(finite, v, 0) + added[..., np.minimum(seen, v.shape[-2]), :]
 
 
-def _seen(q, k):
+def keys_seen(q, k):
     """How many keys each query sees under the causal mask; the queries are the last ones."""
     num_queries, num_keys = q.shape[-2], k.shape[-2]
     return np.maximum(np.arange(num_queries) + 1 + num_keys - num_queries, 0)

@@ -26,13 +26,18 @@ from lesson_code.torch.feature_maps import (
     relu,
     taylor,
 )
+from lesson_code.torch.forgetting import forgetting_attention
 from lesson_code.torch.gated import gated_linear_attention
 from lesson_code.torch.generalized_delta import generalized_delta_rule
 from lesson_code.torch.linear import linear_attention
+from lesson_code.torch.log_linear import LogLinearState, log_linear_attention
 from lesson_code.torch.logistics import draw_logistic_mixture, logistic_mixture
 from lesson_code.torch.mamba import selective_scan, state_space_dual
+from lesson_code.torch.mamba3 import Mamba3State, mamba3
 from lesson_code.torch.memory import LinearAttentionState
+from lesson_code.torch.mesa import MesaState, mesa
 from lesson_code.torch.modules import *  # noqa: F403
+from lesson_code.torch.momentum import MomentumState, momentum_delta_rule
 from lesson_code.torch.retention import retention, retention_decays
 from lesson_code.torch.rwkv4 import channel_mix, time_mix, token_shift
 from lesson_code.torch.rwkv6 import rwkv6
@@ -46,11 +51,16 @@ from lesson_code.torch.softmax import (
     tiled_softmax_attention,
 )
 from lesson_code.torch.transformers import in_transformers
+from lesson_code.torch.window import sliding_window_attention
 from lesson_code.torch.wkv import WKVState, wkv
 
 __all__ = [
     *modules.__all__,
     "LinearAttentionState",
+    "LogLinearState",
+    "Mamba3State",
+    "MesaState",
+    "MomentumState",
     "WKVState",
     "aft_full",
     "aft_simple",
@@ -61,6 +71,7 @@ __all__ = [
     "draw_logistic_mixture",
     "elu_plus_one",
     "exponential",
+    "forgetting_attention",
     "gated_delta_product",
     "gated_delta_rule",
     "gated_linear_attention",
@@ -72,7 +83,11 @@ __all__ = [
     "kimi_delta_attention",
     "latent_attention",
     "linear_attention",
+    "log_linear_attention",
     "logistic_mixture",
+    "mamba3",
+    "mesa",
+    "momentum_delta_rule",
     "polynomial",
     "positive_random_features",
     "relu",
@@ -82,6 +97,7 @@ __all__ = [
     "rwkv7",
     "selective_scan",
     "similarity_attention",
+    "sliding_window_attention",
     "softmax_attention",
     "state_space_dual",
     "taylor",

@@ -99,4 +99,4 @@ def _nothing(call: Call, shape: tuple) -> Tensor:
 def _copied(memory: Any) -> Any:
     if isinstance(memory, Tensor):
         return memory.clone()
-    return type(memory)(*(part.clone() for part in memory))
+    return type(memory)(*(part.clone() if isinstance(part, Tensor) else part for part in memory))

@@ -37,7 +37,7 @@ def softmax_attention(
     >>> softmax_attention(q, k, v, causal=True)[0]
     tensor([2.])
     """
-    return _softmax_attention(q, k, v, _scale(scale, q), _seen(q, k, causal))
+    return _softmax_attention(q, k, v, _scale(scale, q), keys_seen(q, k, causal))
 
 
 @operator("Nq D, N D -> Nq N")
@@ -55,7 +55,7 @@ def attention_weights(
     tensor([[1.0000, 0.0000],
             [0.2500, 0.7500]])
     """
-    return _softmax(_scores(q, k, _scale(scale, q), _seen(q, k, causal)))
+    return normalized(scaled_scores(q, k, _scale(scale, q), keys_seen(q, k, causal)))
 
 
 @operator("Nq D, N D, N M -> Nq M")
@@ -93,11 +93,11 @@ def similarity_attention(
         )
     _arguments.check_leading(similarity=weights.shape[:-2], v=v.shape[:-2])
     weights = weights.to(q.dtype)
-    seen = _seen(q, k, causal)
+    seen = keys_seen(q, k, causal)
     if seen is not None:
         weights = torch.where(_mask(seen, k), weights, 0)
     total = weights.sum(dim=-1, keepdim=True)  # (..., N, 1)
-    return divide(_weighted_sum(weights, v, seen), total)
+    return divide(weighted_sum(weights, v, seen), total)
 
 
 @operator("Nq D, N D, N M -> Nq M")
@@ -194,7 +194,7 @@ def latent_attention(
         return _shared_softmax_attention(q, latent, latent, causal, scale) @ up_v
     latent = latent[..., None, :, :]  # (..., 1, N, R)
     k, v = latent @ up_k, latent @ up_v
-    return _softmax_attention(q, k, v, scale, _seen(q, k, causal))
+    return _softmax_attention(q, k, v, scale, keys_seen(q, k, causal))
 
 
 def _scale(scale, q):
@@ -202,7 +202,7 @@ def _scale(scale, q):
 
 
 def _softmax_attention(q, k, v, scale, seen):
-    return _weighted_sum(_softmax(_scores(q, k, scale, seen)), v, seen)
+    return weighted_sum(normalized(scaled_scores(q, k, scale, seen)), v, seen)
 
 
 def _shared_softmax_attention(q, k, v, causal, scale):
@@ -211,20 +211,20 @@ def _shared_softmax_attention(q, k, v, causal, scale):
     The heads become further queries of one head: broadcast, ``matmul`` would copy k and v for each.
     """
     H, N, D = q.shape[-3:]
-    seen = _seen(q, k, causal)
+    seen = keys_seen(q, k, causal)
     if seen is not None:
         seen = seen.repeat(H)
     out = _softmax_attention(q.reshape(*q.shape[:-3], H * N, D), k, v, scale, seen)
     return out.reshape(*out.shape[:-2], H, N, v.shape[-1])
 
 
-def _scores(q, k, scale, seen):
+def scaled_scores(q, k, scale, seen):
     """Scaled scores (..., N, N); -inf for the keys that a query does not see."""
     scores = (q * scale) @ k.mT
     return scores if seen is None else torch.where(_mask(seen, k), scores, -math.inf)
 
 
-def _softmax(scores):
+def normalized(scores):
     """Softmax over the last axis; 0 in a row that holds nothing but -inf, or nothing at all."""
     if scores.shape[-1] == 0:
         return scores
@@ -266,7 +266,7 @@ def _online_softmax(q, k, v, causal, scale, tile_size):
     """One tile of queries against all keys, a tile of them at a time."""
     leading = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     N, M = q.shape[-2], v.shape[-1]
-    seen = _seen(q, k, causal)
+    seen = keys_seen(q, k, causal)
     maximum = q.new_full((*leading, N, 1), -math.inf)
     total = q.new_zeros((*leading, N, 1))
     out = q.new_zeros((*leading, N, M))
@@ -274,14 +274,14 @@ def _online_softmax(q, k, v, causal, scale, tile_size):
         keys = slice(start, start + tile_size)
         all_seen = seen is None or start + tile_size <= 1 + k.shape[-2] - N  # by the first query
         seen_of_tile = None if all_seen else seen - start
-        scores = _scores(q, k[..., keys, :], scale, seen_of_tile)  # (..., tile, tile)
+        scores = scaled_scores(q, k[..., keys, :], scale, seen_of_tile)  # (..., tile, tile)
         previous = maximum
         maximum = torch.maximum(previous, _maximum(scores))
         weights = _exp(scores, maximum)
         shrink = _exp(previous, maximum)  # what was summed so far, under the new maximum
         total = shrink * total + weights.sum(dim=-1, keepdim=True)
-        out = shrink * out + _weighted_sum(weights, v[..., keys, :], seen_of_tile)
-    return out / torch.where(total == 0, 1, total)  # as in _softmax: NaN stays NaN
+        out = shrink * out + weighted_sum(weights, v[..., keys, :], seen_of_tile)
+    return out / torch.where(total == 0, 1, total)  # as in normalized: NaN stays NaN
 
 
 def _exp(scores, maximum):
@@ -289,7 +289,7 @@ def _exp(scores, maximum):
     return torch.exp(scores - torch.where(maximum == -math.inf, 0, maximum))
 
 
-def _weighted_sum(weights, v, seen):
+def weighted_sum(weights, v, seen):
     """``weights @ v``, except that a value which is not seen adds nothing: 0 * NaN would be NaN."""
     if seen is None:
         return weights @ v
@@ -300,7 +300,7 @@ def _weighted_sum(weights, v, seen):
     return weights @ torch.where(finite, v, 0) + added.index_select(-2, seen)
 
 
-def _seen(q, k, causal):
+def keys_seen(q, k, causal):
     """How many keys each query sees, none where that is below 1; None: each query sees all keys.
 
     Under the causal mask the queries are the last ones, so that a single query sees all keys.

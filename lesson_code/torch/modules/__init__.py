@@ -32,6 +32,16 @@ made as ``Name(width, num_heads, ...)``:
     Mamba's block: the token chooses what is written, read and forgotten
 `StateSpaceDual`
     Mamba-2's block: the same with one decay for each head
+`Mamba3`
+    Mamba-3's block: a state that rotates, and a second write in the place of the convolution
+`MesaLayer`
+    reads the least-squares answer to all pairs so far
+`LogLinearAttention`
+    a state for each of log₂ N blocks of the past
+`SlidingWindowAttention`
+    softmax over the last tokens, whose `KVCache` stops growing
+`ForgettingAttention`
+    softmax whose tokens fade the ones before, with a `FadingCache`
 
 `LanguageModel` stacks them, in any mixture, between an embedding and logits; `ImageModel` between
 the pixels of an image and what it expects of each.
@@ -45,16 +55,20 @@ from lesson_code.torch.modules.delta import (
     GatedDeltaProduct,
     KimiDeltaAttention,
 )
+from lesson_code.torch.modules.forgetting import FadingCache, ForgettingAttention
 from lesson_code.torch.modules.gated import GatedLinearAttention
 from lesson_code.torch.modules.image_model import ImageModel, ImageState
 from lesson_code.torch.modules.language_model import LanguageModel
 from lesson_code.torch.modules.linear import LinearAttention, LinearTransformerLayer
+from lesson_code.torch.modules.log_linear import LogLinearAttention, LogLinearAttentionState
 from lesson_code.torch.modules.mamba import (
     SelectiveSSM,
     SelectiveSSMState,
     StateSpaceDual,
     StateSpaceDualState,
 )
+from lesson_code.torch.modules.mamba3 import Mamba3
+from lesson_code.torch.modules.mesa import MesaLayer, MesaLayerState
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.modules.retention import Retention, RetentionState
 from lesson_code.torch.modules.rwkv4 import (
@@ -72,12 +86,15 @@ from lesson_code.torch.modules.rwkv7 import (
     RWKV7State,
     RWKV7TimeMix,
 )
-from lesson_code.torch.modules.softmax import KVCache, SoftmaxAttention
+from lesson_code.torch.modules.softmax import KVCache, RaggedCache, SoftmaxAttention
+from lesson_code.torch.modules.window import SlidingWindowAttention
 
 __all__ = [
     "AFTSimple",
     "DeltaNet",
     "DeltaNetState",
+    "FadingCache",
+    "ForgettingAttention",
     "GatedDeltaNet",
     "GatedDeltaProduct",
     "GatedLinearAttention",
@@ -88,6 +105,11 @@ __all__ = [
     "LanguageModel",
     "LinearAttention",
     "LinearTransformerLayer",
+    "LogLinearAttention",
+    "LogLinearAttentionState",
+    "Mamba3",
+    "MesaLayer",
+    "MesaLayerState",
     "Mixer",
     "RWKV4Block",
     "RWKV4BlockState",
@@ -101,10 +123,12 @@ __all__ = [
     "RWKV7ChannelMix",
     "RWKV7State",
     "RWKV7TimeMix",
+    "RaggedCache",
     "Retention",
     "RetentionState",
     "SelectiveSSM",
     "SelectiveSSMState",
+    "SlidingWindowAttention",
     "SoftmaxAttention",
     "StateSpaceDual",
     "StateSpaceDualState",

@@ -67,6 +67,11 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(-2)
 
 
+def of_length_one(x: Tensor) -> Tensor:
+    """Rows divided by their length, and 0 where they are 0."""
+    return x * (x.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()
+
+
 def turn(a: Tensor, b: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
     """Points (a, b) of planes, turned by an angle each."""
     return a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()

@@ -19,6 +19,7 @@ from lesson_code.torch.modules._parts import (
     check_heads,
     check_state,
     initial_step_bias,
+    of_length_one,
     split_heads,
 )
 from lesson_code.torch.modules.mixer import Mixer
@@ -106,7 +107,7 @@ class DeltaNet(Mixer):
         q, k, v = convolved.split(sizes, dim=-1)
         written = (self._split(y) for y in (k, v, self.beta(x)))
         q, k, v, beta = accumulate(split_heads(q, H), *written)  # (B, H, N, D), beta (B, H, N, 1)
-        q, k, beta = _of_length_one(q) * D**-0.5, _of_length_one(k), beta[..., 0].sigmoid()
+        q, k, beta = of_length_one(q) * D**-0.5, of_length_one(k), beta[..., 0].sigmoid()
         read, S = self._remember(q, k, v, self.largest_beta * beta, x, S)
         return self.output(self._gated(self.norm(read.transpose(1, 2)), x)), DeltaNetState(tail, S)
 
@@ -277,7 +278,3 @@ class KimiDeltaAttention(DeltaNet):
 def _through_few(width, rank, *, bias):
     """A linear map of rank at most `rank`."""
     return nn.Sequential(nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=bias))
-
-
-def _of_length_one(x):
-    return x * (x.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()

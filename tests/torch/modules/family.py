@@ -11,6 +11,7 @@ import torch
 from lesson_code.torch.modules import (
     AFTSimple,
     DeltaNet,
+    ForgettingAttention,
     GatedDeltaNet,
     GatedDeltaProduct,
     GatedLinearAttention,
@@ -18,6 +19,9 @@ from lesson_code.torch.modules import (
     LanguageModel,
     LinearAttention,
     LinearTransformerLayer,
+    LogLinearAttention,
+    Mamba3,
+    MesaLayer,
     Retention,
     RWKV4Block,
     RWKV4ChannelMix,
@@ -27,6 +31,7 @@ from lesson_code.torch.modules import (
     RWKV7ChannelMix,
     RWKV7TimeMix,
     SelectiveSSM,
+    SlidingWindowAttention,
     SoftmaxAttention,
     StateSpaceDual,
 )
@@ -69,6 +74,12 @@ MODULES = {
     "KDA, beta up to 2": lambda: KimiDeltaAttention(WIDTH, 4, allow_negative_eigenvalues=True),
     "selective": lambda: SelectiveSSM(WIDTH, state_width=5),
     "dual": lambda: StateSpaceDual(WIDTH, HEADS, state_width=5),
+    "Mamba-3": lambda: Mamba3(WIDTH, HEADS, state_width=4),
+    "Mesa": lambda: MesaLayer(WIDTH, HEADS),
+    "log-linear": lambda: LogLinearAttention(WIDTH, HEADS, levels=9),
+    "forgetting": lambda: ForgettingAttention(WIDTH, HEADS),
+    "window": lambda: SlidingWindowAttention(WIDTH, HEADS, 3),
+    "window, odd head width": lambda: SlidingWindowAttention(WIDTH, 4, 2),
     "language model of RWKV-7": lambda: LanguageModel(
         VOCABULARY, WIDTH, [RWKV7TimeMix, AFTSimple, RWKV7Block], num_heads=HEADS
     ),
