@@ -9,6 +9,8 @@ what is wrong, where, and what is likely to be the cause:
     no output depends on later positions
 ``check_streaming``
     a sequence that is split anywhere gives the same outputs, through the state
+``check_padding``
+    padding at the end of a row changes nothing of it, nor of its state
 ``check_linear_cost``
     peak memory grows with N, not with N²
 ``check_gradients``
@@ -36,6 +38,7 @@ from lesson_code.checks.causal import check_causal
 from lesson_code.checks.exercise import check_exercise
 from lesson_code.checks.gradients import check_gradients
 from lesson_code.checks.linear_cost import check_linear_cost
+from lesson_code.checks.padding import check_padding
 from lesson_code.checks.same import check_same
 from lesson_code.checks.streaming import check_streaming
 
@@ -44,6 +47,7 @@ __all__ = [
     "check_exercise",
     "check_gradients",
     "check_linear_cost",
+    "check_padding",
     "check_same",
     "check_streaming",
     "random_qkv",
