@@ -119,6 +119,7 @@ FIGURES = {
     ),
     "numerics.growth": (2.0 ** np.arange(8), {"a": np.arange(1, 9), "b": np.ones(8)}, {"a": 0.5}),
     "numerics.fading": (10.0 ** -np.arange(9), {"a": np.full(9, 10), "b": 10 * (np.arange(9) < 4)}),
+    "numerics.running_maximum": ([1, 3, 2, 4],),
     "numerics.masked_exponents": (np.arange(8) - np.arange(8)[:, None], 5.0),
     "numerics.errors_by_size": (np.geomspace(1e-6, 1, 40), np.full(40, 1e-8), 1e-3),
     "numerics.rounded_parts": (
