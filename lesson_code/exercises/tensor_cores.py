@@ -186,8 +186,8 @@ def three_scans(dk_of=lambda v, g, q: (v, g, q), turn=True, gamma_of=lambda gamm
         step = -1 if turn else 1
         gamma = gamma_of(gamma)
 
-        def back(*arrays):
-            return decayed(*(x[::step] for x in arrays), gamma)[::step]
+        def back(q, k, v):
+            return decayed(q[::step], k[::step], v[::step], gamma)[::step]
 
         return decayed(g, v, k, gamma), back(*dk_of(v, g, q)), back(k, q, g)
 
