@@ -3,16 +3,18 @@
 python benchmarks/stalls.py                  writes lesson_code/results/stalls.json
 python benchmarks/stalls.py --output FILE    writes another file
 
-The kernels are compiled by NVRTC for an H200, for D = M = 64 without the normalizer; no GPU is
-needed. From Volta on, an instruction has 16 bytes. Four of their bits say how many cycles at least
-must pass before the same warp may start its next instruction (Jia et al. 2018). A row is one pass
-through a loop without the loops inside it, loop 0 what lies outside of all loops: how many
-instructions there are, how many multiply-adds and reads of shared memory among them, and the sum
-of the cycles. Waiting for memory, global or shared, is not in this sum. Where the program branches,
+The kernels are compiled by NVRTC for an H200, for D = M = 64 without the normalizer, the one on
+tensor cores for slabs of 32 and of 64 columns; no GPU is needed. From Volta on, an instruction has
+16 bytes. Four of their bits say how many cycles at least must pass before the same warp may start
+its next instruction (Jia et al. 2018). A row is one pass through a loop without the loops inside
+it, loop 0 what lies outside of all loops: how many instructions there are, how many multiply-adds,
+reads of shared memory and, on tensor cores, products of tiles among them, and the sum of the
+cycles. Waiting for memory, global or shared, is not in this sum. Where the program branches,
 the row follows the way of a full tile: the one with the most (and widest) accesses to memory.
 
 "orders" are the loads (L) from global and the stores (s) to shared memory of three ways to fetch
-eight tokens, as the compiler orders them, and "variants" what others would make of kernel (a).
+eight tokens, as the compiler orders them, and "variants" what others would make of kernel (a): one
+pass through its loop over tokens, with the loop that copies them if there is one, for one warp.
 """
 
 import argparse
@@ -29,7 +31,8 @@ from lesson_code.cupy.linear import causal_scan
 GPU = _kernels.Gpu((9, 0), 132)  # an H200
 OPERATIONS = {0x23: "multiply_adds", 0x84: "reads"}  # FFMA, LDS: the last 8 of 12 bits
 LOAD, WRITE, STORE, JUMP, EXIT = 0x81, 0x86, 0x88, 0x47, 0x4D  # LDG, STG, STS, BRA, EXIT
-TENSOR = {0x3C, 0x3B}  # HMMA, LDSM
+PRODUCT = 0x3C  # HMMA
+TENSOR = {PRODUCT, 0x3B}  # and LDSM
 
 COPY = """
         for (int i = threadIdx.x; i < 8 * 64; i += 64) {
@@ -64,13 +67,14 @@ STORED = """        __syncthreads();
         some_keys.store(keys);
         __syncthreads();
 """
+FEW = "PARTS == 1 ? 8 : 2"
 NOW = "        float now[TOKENS];\n        for (int t = 0; t < TOKENS; t++) now[t] = values[t];\n"
 
 
-def launched(kernel):
+def launched(kernel, heads=128):
     """File, macros and name of each function that a kernel launches."""
     kind = np.float16 if kernel == "tensor_core" else np.float32
-    found, x = [], np.zeros((128, 512, 64), kind)
+    found, x = [], np.zeros((heads, 512, 64), kind)
 
     def note(file, macros, name, *arguments, **options):
         found.append((file, macros, name))
@@ -174,16 +178,21 @@ def rows_of(kernel, function, program):
         kinds = [OPERATIONS.get(program.kinds[i]) for i in own]
         row = {"kernel": kernel, "function": function, "loop": number, "instructions": len(own)}
         row |= {kind: kinds.count(kind) for kind in OPERATIONS.values()}
+        if wide:
+            row["products"] = sum(program.kinds[i] == PRODUCT for i in own)
         yield row | {"cycles": sum(program.cycles[i] for i in own)}
 
 
 def measure(kernels):
     for kernel in kernels:
-        for file, macros, name in launched(kernel):
-            if name == "segment_states":
-                continue
-            compiled = nvrtc.compile_source("sm_90", _kernels.source(file), macros)
-            yield from rows_of(kernel, name, Program(compiled.binary, name))
+        for heads in (128, 200) if kernel == "tensor_core" else (128,):  # 200 have whole slabs
+            for file, macros, name in launched(kernel, heads):
+                if name == "segment_states":
+                    continue
+                compiled = nvrtc.compile_source("sm_90", _kernels.source(file), macros)
+                slab = {"slab": macros["SLAB"]} if "SLAB" in macros else {}
+                for row in rows_of(kernel, name, Program(compiled.binary, name)):
+                    yield row | slab
 
 
 def replaced(text, *pairs):
@@ -219,7 +228,9 @@ def versions():
         "as it is": text,
         "printed": replaced(text[:first] + COPY + text[last:], *late),
         "checked": replaced(text[:first] + CHECKED + text[last:], *late),
-        "16 tokens": replaced(text, ("PARTS == 1 ? 8 : 2", "PARTS == 1 ? 16 : 2")),
+        "16 tokens": replaced(text, (FEW, "16")),
+        "four threads": replaced(text, (FEW, "8")),
+        "four threads, 32 tokens": replaced(text, (FEW, "32")),
         "four sums": replaced(text, *sums),
         "ahead": replaced(ahead, (LOOP, AHEAD + LOOP), ("* values[t]", "* now[t]")),
     }
@@ -240,12 +251,16 @@ def compare():
     ((_, macros, name),) = launched("recurrent")
     orders, variants = {}, []
     for title, text in versions().items():
-        compiled = nvrtc.compile_source("sm_90", text, macros)
+        parts = {"PARTS": 4 if title.startswith("four threads") else 1}
+        compiled = nvrtc.compile_source("sm_90", text, macros | parts)
         program, usage = Program(compiled.binary, name), compiled.kernels[name]
         orders[title] = order_of(program)
-        loop = next(row for row in rows_of("recurrent", name, program) if row["loop"] == 1)
-        size = {"registers": usage.registers, "spill_bytes": usage.spill_bytes}
-        variants.append({"name": title, **size, "cycles": loop["cycles"]})
+        loops = list(rows_of("recurrent", name, program))[1:]  # the second, if any, copies
+        passes = 1, 16 / orders[title].count("s")
+        row = {"name": title, "registers": usage.registers, "spill_bytes": usage.spill_bytes}
+        for kind in ("instructions", "reads", "cycles"):
+            row[kind] = round(sum(n * r[kind] for n, r in zip(passes, loops, strict=False)))
+        variants.append(row)
     kept = ("printed", "checked", "as it is")
     return {title: orders[title] for title in kept}, variants
 

@@ -41,6 +41,16 @@ FLIGHT.value("tokens", 128, WAIT, "a power of two").mistakes(
     (8, "Twelve heads with eight tokens have 73,728 bytes in flight."),
 )
 
+WORK, TRIPS = 4_096 * 436 / (19.5e12 / 2 / (64 * 108)), 4_096 / 8 * 0.6e-6  # seconds
+
+FLIGHT.value("a100", 1e3 * (WORK + TRIPS), COUNTED, "milliseconds").mistakes(
+    (1e3 * WORK, "The trips are missing: in a walk they add to the work."),
+    (1e3 * TRIPS, "That is the trips alone. The work of 436 cycles for each token comes on top."),
+    (1e3 * (WORK + 8 * TRIPS), "A trip brings eight tokens, so there are 512 of them."),
+    (1e3 * (2 * WORK + TRIPS), "64 multiply-adds in a cycle, not 128: what is the clock then?"),
+    (WORK + TRIPS, "In milliseconds, not in seconds."),
+)
+
 # --- Running the reader's kernels --------------------------------------------------------------
 
 

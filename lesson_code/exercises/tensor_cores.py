@@ -12,6 +12,7 @@ TILES = "A product of tiles"
 WARPS = "Warps that wait for warps"
 BANKS = "Sixteen bytes of padding"
 SEGMENTS = "Segments"
+BACKWARD = "The backward pass is three scans"
 
 # --- Counting bytes ----------------------------------------------------------------------------
 
@@ -158,5 +159,91 @@ CHUNK.value(
     (
         1 - sum(32 + 16 * (w + 1) + 32 * (w < 4) for w in range(8)) / (8 * 160),
         "16 rows of the state with 128 tokens are 8 slices of tokens by 8 tiles of columns.",
+    ),
+)
+
+# --- The gradients of retention ----------------------------------------------------------------
+
+RETENTION = Exercise("ex-tensor-retention", CHAPTER)
+
+
+def with_a_decay(rng, N, C=5, M=3):
+    q, k = rng.normal(size=(2, N, C))
+    v, g = rng.normal(size=(2, N, M))
+    return q, k, v, g, rng.uniform(0.5, 1)
+
+
+def decayed(q, k, v, gamma):
+    t = np.arange(len(q))
+    past = t[:, None] >= t
+    return (q @ k.T * np.where(past, gamma ** np.where(past, t[:, None] - t, 0), 0)) @ v
+
+
+def three_scans(dk_of=lambda v, g, q: (v, g, q), turn=True, gamma_of=lambda gamma: gamma):
+    """The three scans: in which places the arrays of dk are, whether time turns, which decay."""
+
+    def retention_gradients(q, k, v, g, gamma):
+        step = -1 if turn else 1
+        gamma = gamma_of(gamma)
+
+        def back(q, k, v):
+            return decayed(q[::step], k[::step], v[::step], gamma)[::step]
+
+        return decayed(g, v, k, gamma), back(*dk_of(v, g, q)), back(k, q, g)
+
+    return retention_gradients
+
+
+@RETENTION.function(BACKWARD, inputs=with_a_decay)
+def retention_gradients(q, k, v, g, gamma):
+    return three_scans()(q, k, v, g, gamma)
+
+
+retention_gradients.mistakes(
+    (
+        three_scans(turn=False),
+        "Gradients of keys and values come from later tokens: for them time has to run backward.",
+    ),
+    (
+        three_scans(gamma_of=lambda gamma: 1.0),
+        "The decay is missing. A pair of tokens keeps its factor, whoever of the two asks.",
+    ),
+    (
+        three_scans(gamma_of=lambda gamma: 1 / gamma),
+        "Backward in time, too, the factor gets smaller with the distance of two tokens.",
+    ),
+)
+
+# --- The places of a lane ----------------------------------------------------------------------
+
+LANE = Exercise("ex-tensor-lane", CHAPTER)
+
+LANE.value("rows", np.array([3, 11]), TILES, "two rows of A, from 0 on").mistakes(
+    (np.array([1, 9]), "Four lanes share a row: which multiple of four is in 13?"),
+    (np.array([3, 4]), "The second row is in the lower half of A, eight rows further down."),
+)
+LANE.value("columns", np.array([2, 3, 10, 11]), TILES, "four columns of A, from 0 on").mistakes(
+    (np.array([1, 2, 9, 10]), "A lane has two neighbors: lane 12 has columns 0 and 1."),
+    (np.array([6, 7, 14, 15]), "Each row begins with a lane that is a multiple of four."),
+)
+
+
+def entries(rng, N):
+    return int(rng.integers(16)), int(rng.integers(8))
+
+
+@LANE.function(TILES, inputs=entries)
+def b_owner(row, column):
+    return column * 4 + row % 8 // 2
+
+
+b_owner.mistakes(
+    (
+        lambda row, column: row % 8 * 4 + column // 2,
+        "That is the layout of C. In the picture the lanes of B count down the columns.",
+    ),
+    (
+        lambda row, column: column * 4 + row // 2,
+        "The lower half of B has the same lanes as the upper one.",
     ),
 )

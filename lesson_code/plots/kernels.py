@@ -130,7 +130,8 @@ def bounds(
             sums = [total - parts[doubtful], total] if doubtful in parts else [total]
             text = " to ".join(f"{x:.2f}" if total < 10 else f"{x:.1f}" for x in sums)
             beside(axes, text, (left, y), (5, 0), va="center")
-        line = axes.axvline(bytes_alone, color=INK, linestyle=(0, (1.5, 1.5)), linewidth=1.6)
+        if bytes_alone > 0.005 * end:  # else it would be on the axis
+            line = axes.axvline(bytes_alone, color=INK, linestyle=(0, (1.5, 1.5)), linewidth=1.6)
         axes.set_yticks(range(len(case)), list(case))
         axes.set(xlim=(0, 1.03 * end), ylim=(len(case) - 0.5, -0.5))
         axes.set_title(title, loc="left")
@@ -143,36 +144,37 @@ def bounds(
 
 
 @drawing
-def ranges(
-    cases: Mapping[str, Mapping[str, tuple[float, float]]], bytes_alone: float
+def reasons(
+    cases: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]], bytes_alone: float
 ) -> BookFigure:
-    """From the least to the most time of each kernel, in milliseconds, on a logarithmic axis."""
+    """How long each kernel waits for each reason, in milliseconds, on a logarithmic axis.
+
+    cases gives for the title of a panel, of each reason, the least and the most by kernel.
+    """
     rows = [len(case) for case in cases.values()]
-    height = 0.9 + 0.45 * len(cases) + 0.36 * sum(rows)
+    height = 1.0 + 0.4 * len(cases) + 0.38 * sum(rows)
     figure, panels = new_figure(
         1, len(cases), width=5.6, height=height, sharex=True, height_ratios=rows
     )
     for (axes,), (title, case) in zip(panels, cases.items(), strict=True):
-        for y, (low, high) in enumerate(case.values()):
-            axes.barh(y, high - low, 0.55, low, fc=pale.BLUE, ec=BLUE, linewidth=1.2)
-            text = " to ".join(f"{x:.2f}" if high < 10 else f"{x:.1f}" for x in (low, high))
-            if high > 5:
-                beside(axes, text, (low, y), (-6, 0), va="center", ha="right")
-            else:
-                beside(axes, text, (high, y), (6, 0), va="center")
+        handles: dict[str, Artist] = {}
+        for y, kernels in enumerate(case.values()):
+            for index, (kernel, ends) in enumerate(kernels.items()):
+                style = look(index, markersize=7, linewidth=3, zorder=4) | {"linestyle": "-"}
+                height = y + 0.22 * (index - (len(kernels) - 1) / 2)
+                (handles[kernel],) = axes.plot(ends, [height] * 2, **style)
         line = axes.axvline(bytes_alone, color=INK, linestyle=(0, (1.5, 1.5)), linewidth=1.6)
         axes.set_yticks(range(len(case)), list(case))
         axes.set(ylim=(len(case) - 0.5, -0.5), xscale="log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_title(title, loc="left")
-        axes.grid(visible=False, axis="y")
     panels[-1, 0].set_xlabel("milliseconds")
-    legend_below(figure, [line], ["every byte once"])
+    legend_below(figure, [*handles.values(), line], [*handles, "every byte once"], ncols=4)
     return figure
 
 
 @drawing
-def orders(programs: Mapping[str, str], latency: float = 3.2, cell: float = 0.36) -> BookFigure:
+def orders(programs: Mapping[str, str], latency: float = 10, cell: float = 0.4) -> BookFigure:
     """Loads (L), stores (s) and uses (u) in the order in which a program makes them.
 
     Where a store or a use follows a load, it waits for a whole trip, drawn `latency` long.
@@ -189,7 +191,7 @@ def orders(programs: Mapping[str, str], latency: float = 3.2, cell: float = 0.36
                 rectangle(axes, x, y, latency, 1, pale.VERMILION, GRAY, linewidth=0.8)
                 _write(axes, x + latency / 2, y + 0.52, r"$\lambda$")
                 x += latency
-            rectangle(axes, x, y, cell, 1, fills[kind], GRAY, linewidth=0.4)
+            rectangle(axes, x, y, cell, 1, fills[kind], "white", linewidth=0.2)
             x += cell
     end = 2 * len(programs) - 0.4
     _line(axes, (0, end), (longest, end), color=GRAY)
@@ -206,6 +208,34 @@ def orders(programs: Mapping[str, str], latency: float = 3.2, cell: float = 0.36
 
 def _trips(order: str) -> int:
     return sum(a == "L" != b for a, b in pairwise(order))
+
+
+@drawing
+def issue(kernels: Mapping[str, Sequence[Sequence[int]]], cycles: int = 12) -> BookFigure:
+    """When the groups of units of a multiprocessor begin an instruction, and of which warp.
+
+    kernels gives for each title the warps of every group. They take turns; a lonely one pauses in
+    every second cycle.
+    """
+    figure, (panels,) = new_figure(len(kernels), width=6.2, height=2.3, sharey=True)
+    for axes, (title, groups) in zip(panels, kernels.items(), strict=True):
+        for y, warps in enumerate(groups):
+            for x in range(cycles):
+                turn = x % max(len(warps), 2)
+                rectangle(axes, x, y, 1, 0.8, FAINT, "#d5d5d5", linewidth=0.6)
+                if turn < len(warps):
+                    fill = (pale.BLUE, pale.VERMILION)[turn]
+                    rectangle(axes, x, y, 1, 0.8, fill, GRAY, linewidth=0.8)
+                    _write(axes, x + 0.5, y + 0.42, str(warps[turn]), fontsize=9)
+        axes.set_title(title)
+        axes.set(xlim=(-0.1, cycles + 0.1), ylim=(len(groups), -0.2), xticks=[])
+        axes.set_xlabel("cycles", fontsize=10)
+        axes.tick_params(length=0)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+    names = [f"group {y}" for y in range(max(map(len, kernels.values())))]
+    panels[0].set_yticks(np.arange(len(names)) + 0.4, names)
+    return figure
 
 
 @drawing
@@ -459,6 +489,44 @@ def tile_lanes(lane: int = 5) -> BookFigure:
 
 
 @drawing
+def chunk_bands(warp: int = 2) -> BookFigure:
+    """What each of the four warps of "tensor_core" owns, and what one of them reads."""
+    T, gap = 4.4, 3.0  # a matrix, and the space between two
+    far = T + gap
+    figure, axes = canvas(2 * T + gap + 3.2, 2 * T + 5.6, unit=0.36)
+    fills = (pale.BLUE, pale.VERMILION, pale.YELLOW, pale.GREEN)
+    down = T + 2.4
+    for x, y, name, place, where in (
+        (0, 0, "$S$", "registers, float32", -0.45),
+        (far, 0, "copy of $S$", "shared memory, 16 bits", -0.45),
+        (0, down, "$Q$", "shared memory", T + 0.5),
+        (far, down, "$O$", "registers, then memory", T + 0.5),
+    ):
+        copied = name.startswith("copy")
+        for w, fill in enumerate(fills):
+            rectangle(axes, x, y + w * T / 4, T, T / 4, fill, GRAY, linewidth=0.8)
+            text = f"from warp {w}" if copied else f"warp {w}"
+            _write(axes, x + T / 2, y + (w + 0.5) * T / 4, text)
+        _write(axes, x + T / 2, y - 1.0 if where < 0 else y + T + 1.05, name)
+        _write(axes, x + T / 2, y + where, place, color=GRAY)
+    for x, y, height in (
+        (far, 0, T),
+        (0, down + warp * T / 4, T / 4),
+        (far, down + warp * T / 4, T / 4),
+    ):
+        rectangle(axes, x, y, T, height, "none", INK, linewidth=2.4, zorder=6)
+    _line(axes, (T + 0.1, T / 2), (far - 0.1, T / 2), color=INK)
+    _write(axes, T + gap / 2, T / 2 - 0.4, "round")
+    middle = down + (warp + 0.5) * T / 4
+    _line(axes, (T + 0.1, middle), (far - 0.1, middle), color=INK)
+    _write(axes, T + gap / 2, middle - 0.4, "its 16 rows")
+    _line(axes, (far + T / 2, T + 0.1), (far + T / 2, down - 0.1), color=INK)
+    _write(axes, far + T / 2 - 0.3, T + 1.2, "all 64 rows", ha="right")
+    axes.set(xlim=(-1.6, far + T + 1.6), ylim=(down + T + 1.6, -1.6))
+    return figure
+
+
+@drawing
 def packed(lane: int = 5) -> BookFigure:
     """Two tiles of scores slide together, and every lane holds its part of a left factor."""
     u, gap, top = 0.5, 1.6, 11.6  # height of a cell; between the tiles of scores; where A begins
@@ -558,39 +626,6 @@ def segments(segments: int = 3, chunks: int = 4) -> BookFigure:
     _stages(axes, rows | {"pass 3:\noutputs": outputs + length / 2}, -0.55)
     _time(axes, -2.8, 0, outputs + length)
     axes.set(xlim=(-3.5, pitch * segments + 0.4), ylim=(outputs + length + 0.1, -1.1))
-    return figure
-
-
-@drawing
-def traffic(
-    counts: Mapping[str, Mapping[str, float]], floor: Mapping[str, float] | None = None
-) -> BookFigure:
-    """Bytes that each kernel moves, stacked by part, and a mark where the fewest possible ends."""
-    figure, ((axes,),) = new_figure(width=5.6, height=1.5 + 0.5 * len(counts))
-    parts = list(dict.fromkeys(part for kernel in counts.values() for part in kernel))
-    for y, (kernel, amounts) in enumerate(counts.items()):
-        left = 0.0
-        for index, part in enumerate(parts):
-            style = {"fc": (pale.BLUE, pale.VERMILION)[index % 2], "hatch": ("", "//")[index % 2]}
-            label = part if y == 0 else None
-            amount = amounts.get(part, 0)
-            axes.barh(y, amount, 0.62, left, ec=GRAY, linewidth=0.8, label=label, **style)
-            left += amount
-        beside(axes, f"{left:,.0f}", (left, y), (5, 0), va="center")
-        if floor and kernel in floor:
-            label = "fewest possible" if y == 0 else None
-            axes.plot([floor[kernel]] * 2, [y - 0.4, y + 0.4], color=INK, linewidth=3, label=label)
-    axes.set_yticks(range(len(counts)), list(counts))
-    axes.set(ylim=(len(counts) - 0.5, -0.5), xlabel="bytes for each token and head")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.14)
-    axes.set_xlim(left=0)
-    handles, names = axes.get_legend_handles_labels()
-    order = [names.index(name) for name in (*parts, "fewest possible") if name in names]
-    handles, names = [handles[i] for i in order], [names[i] for i in order]
-    legend_below(figure, handles, names)
     return figure
 
 

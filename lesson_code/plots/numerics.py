@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import arrow, write
-from lesson_code.plots.colors import BLUE, GRAY, INK, SIGNED, VERMILION, look
+from lesson_code.plots.colors import BLUE, COLORS, GRAY, INK, SIGNED, VERMILION, look
 from lesson_code.plots.lines import beside, legend_below, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
@@ -19,7 +19,8 @@ WHITE = {"fc": "white", "ec": "none", "alpha": 0.85, "pad": 2}
 def sums_stick(sums: Mapping[str, ArrayLike]) -> BookFigure:
     """Running sums of ones by the format in which they are kept, against the number of ones.
 
-    Each line's name stands at its right end, with the sum where it stopped growing.
+    Both axes are logarithmic. Each line's name stands at its right end, with the sum where it
+    stopped growing.
     """
     height = 3.0
     figure, ((axes,),) = new_figure(height=height)
@@ -28,13 +29,14 @@ def sums_stick(sums: Mapping[str, ArrayLike]) -> BookFigure:
         count = np.arange(1, len(values) + 1)
         corner = int(np.argmax(values)) + 1  # the first place of the largest sum
         shown = np.unique([1, corner, len(values)])
-        stuck = f"{name}\nsticks at {values.max():,.0f}" if corner < len(values) else name
+        stuck = f"{name}: {values.max():,.0f}" if corner < len(values) else name
         style = look(index, marker=None) | {"linewidth": 2.2}
         axes.plot(count[shown - 1], values[shown - 1], label=stuck, **style)
         if corner < len(values):
             axes.plot([corner], [values.max()], "o", color=style["color"], markersize=6)
-    axes.set(xlabel="ones added", ylabel="running sum", xlim=(0, None), ylim=(0, None))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set(xlabel="ones added", ylabel="running sum")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     name_lines(axes, [line for line in axes.get_lines() if line.get_linestyle() != "None"], height)
@@ -177,6 +179,33 @@ def fading(similarity: ArrayLike, outputs: Mapping[str, ArrayLike]) -> BookFigur
 
 
 @drawing
+def running_maximum(exponents: ArrayLike) -> BookFigure:
+    """Exponents of one feature with their running maximum, and the scaled sum, token by token."""
+    b = np.asarray(exponents, dtype=float)
+    mu, t = np.maximum.accumulate(b), np.arange(1, len(b) + 1)
+    figure, panels = new_figure(1, 2, width=5.0, height=4.2, sharex=True, height_ratios=(1, 1.2))
+    (above,), (below,) = panels
+    edges = np.arange(len(b) + 1) + 0.5
+    above.stairs(mu, edges, baseline=None, color=INK, linewidth=2, label="running maximum")
+    above.plot(t, b, "o", color=BLUE, markersize=8, label="exponent of the token")
+    above.set(ylabel="exponent", ylim=(b.min() - 0.7, b.max() + 0.7))
+    above.legend(loc="upper left")
+    for now in range(len(b)):
+        bottom = 0.0
+        for j, part in enumerate(np.exp(b[: now + 1] - mu[now])):
+            color = COLORS[j % len(COLORS)]
+            below.bar(now + 1, part, 0.62, bottom, color=color, alpha=0.35, ec=INK, linewidth=0.8)
+            if part > 0.12:
+                middle = (now + 1, bottom + part / 2)
+                below.annotate(f"token {j + 1}", middle, ha="center", va="center", fontsize=9)
+            bottom += part
+    below.set(ylabel="scaled sum", xlabel="token", xticks=t)
+    for axes in (above, below):
+        axes.grid(visible=False, axis="x")
+    return figure
+
+
+@drawing
 def masked_exponents(exponents: ArrayLike, limit: float) -> BookFigure:
     """The exponents G_t - G_j of a chunk: at most 0 where j <= t, and rising where it is masked.
 
@@ -215,7 +244,7 @@ def errors_by_size(size: ArrayLike, error: ArrayLike, tolerance: float) -> BookF
         axes.plot(size[above] / largest, relative[above], "^", color=VERMILION, markersize=6)
         axes.axhline(tolerance, color=VERMILION, linestyle="--")
         axes.set(xscale="log", yscale="log", title=title, xlabel="entry / largest entry")
-    panels[0].set_ylabel("relative error")
+    panels[0].set(ylabel="relative error", ylim=(1e-10, None))
     at_end = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
     beside(panels[1], "tolerance", (1, tolerance), (0, 3), color=VERMILION, **at_end)
     return figure
@@ -238,12 +267,15 @@ def rounded_parts(
             if index == 0:
                 style |= {"markerfacecolor": "none", "markersize": 10, "zorder": 5}
             axes.plot(found, range(len(found)), **style)
+        for y, found in enumerate(errors.values()):  # what belongs to one row
+            axes.plot([min(found), max(found)], [y, y], color="#bdbdbd", zorder=1)
+        axes.axvspan(max(marks.values()), 1e4, color="#f0f0f0", zorder=0)
         for text, value in marks.items():
             axes.axvline(value, color=GRAY, linestyle=":", linewidth=1.4, zorder=0)
             at_top = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
             beside(axes, text, (value, 1), (0, 2), color=GRAY, fontsize=10, **at_top)
         axes.set(xscale="log", xlim=(4e-6, 9e3), xlabel="error")
-        axes.set_xticks([1e-4, 1e-2, 1, 100], ["0.01%", "1%", "100%", "10⁴%"])
+        axes.set_xticks([1e-4, 1e-2, 1, 100], ["0.0001", "0.01", "1", "100"])
         axes.minorticks_off()
         axes.set_title(title, pad=20)
     row[0].set_yticks(range(len(errors)), list(errors))

@@ -17,12 +17,6 @@ DEVICES = {
     "fast": (1e12, {"float32": 2e13, "tensor cores": 4e14}),
 }
 KERNELS = {"D = 64": (16384, 512), "D = 128": (65536, 1024)}
-COUNTS = {
-    "recurrent": {"loaded": 768, "stored": 256},
-    "chunked": {"loaded": 1300, "stored": 512},
-    "tensor_core": {"loaded": 640, "stored": 136},
-}
-FLOOR = {"recurrent": 1024, "chunked": 1024, "tensor_core": 512}
 
 
 def test_a_point_of_the_roofline_is_on_every_roof() -> None:
@@ -79,13 +73,31 @@ def test_a_doubtful_part_has_a_dashed_edge_and_a_second_sum() -> None:
     assert "0.40 to 0.65" in words(figure)
 
 
-def test_bars_of_ranges_begin_and_end_where_they_should() -> None:
-    figure = kernels.ranges({"few": {"a": (0.25, 1.5)}, "many": {"a": (14, 21.5)}}, 0.05)
-    for axes, ends in zip(figure.axes, ((0.25, 1.5), (14, 21.5)), strict=True):
-        (bar,) = axes.patches
-        assert (bar.get_x(), bar.get_x() + bar.get_width()) == ends
-        assert axes.get_lines()[-1].get_xdata()[0] == 0.05
-    assert {"0.25 to 1.50", "14.0 to 21.5"} <= set(words(figure))
+def test_reasons_lie_between_the_least_and_the_most() -> None:
+    rows = {"bytes": {"a": (0.25, 0.25), "b": (0.5, 0.75)}, "trips": {"a": (1, 2), "b": (3, 4)}}
+    figure = kernels.reasons({"few": rows, "many": rows}, 0.05)
+    for axes in figure.axes:
+        drawn = [tuple(line.get_xdata()) for line in axes.get_lines()]
+        assert drawn[:-1] == [ends for row in rows.values() for ends in row.values()]
+        assert drawn[-1][0] == 0.05
+        assert [text.get_text() for text in axes.get_yticklabels()] == list(rows)
+
+
+def test_a_lonely_warp_pauses_and_two_take_turns() -> None:
+    figure = kernels.issue({"one": [[0], []], "two": [[0, 2], [1, 3]]}, cycles=4)
+    one, two = (texts_of(axes) for axes in figure.axes)
+    assert one == ["0", "0"]
+    assert two == [*"0202", *"1313"]
+
+
+def texts_of(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def test_every_warp_owns_a_band_and_one_reads_all_of_the_copy() -> None:
+    figure = kernels.chunk_bands(warp=1)
+    assert words(figure).count("warp 1") == 3
+    assert "from warp 3" in words(figure)
 
 
 @pytest.mark.parametrize(("order", "trips"), [("LsLsLs", 3), ("LLLsss", 1), ("LLssLLu", 2)])
@@ -265,17 +277,3 @@ def events(records, offsets, size: int) -> tuple:
     written = np.zeros(len(threads), records.EVENT)
     written["thread"], written["address"], written["bytes"] = threads, offsets[threads], size
     return written, np.zeros(len(threads), int)
-
-
-def test_bars_of_traffic_are_as_long_as_the_bytes() -> None:
-    figure = kernels.traffic(COUNTS, FLOOR)
-    (axes,) = figure.axes
-    bars = {(p.get_y() + p.get_height() / 2, p.get_x()): p.get_width() for p in axes.patches}
-    expected = {}
-    for y, parts in enumerate(COUNTS.values()):
-        expected[y, 0] = parts["loaded"]
-        expected[y, parts["loaded"]] = parts["stored"]
-    assert {(round(y), x): width for (y, x), width in bars.items()} == expected
-    assert [line.get_xdata()[0] for line in axes.get_lines()] == list(FLOOR.values())
-    assert {"1,024", "1,812", "776"} <= set(words(figure))
-    assert "fewest possible" not in words(kernels.traffic(COUNTS))
