@@ -5,7 +5,7 @@ import numpy as np
 from lesson_code.checks import check_causal, check_streaming, random_qkv
 from lesson_code.exercises import Exercise
 from lesson_code.exercises._arrays import transpose
-from lesson_code.numpy import delta_rule, gated_delta_rule
+from lesson_code.numpy import gated_delta_rule
 
 CHAPTER = "The delta rule"
 TWICE = "The same key, written twice"

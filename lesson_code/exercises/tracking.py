@@ -89,7 +89,7 @@ MONOTONE.value("ones", 5, FLIP, "a number of ones").mistakes(
         "Each threshold can change the answer once, from right for n to right for n + 1. With the "
         "answer for no ones that makes six answers, the last of them for which n?",
     ),
-    (32, "Thresholds are passed one after the other and each only once: they do not multiply."),
+    (10, "Each threshold is passed only once: the states never come back."),
     (1, "Each of the five thresholds is passed once, and each may turn the answer."),
 )
 

@@ -88,7 +88,7 @@ def reach(followed: Mapping[str, Mapping[str, ArrayLike]], trained: float) -> Bo
     figure, axes = new_figure(
         1, len(rows), height=0.3 * sum(rows) + 0.75 * len(rows), sharex=True, height_ratios=rows
     )
-    most = max(np.max(list(models.values())) for models in followed.values())
+    most = max(np.max(moves) for models in followed.values() for moves in models.values())
     for panel, (task, models) in zip(axes[:, 0], followed.items(), strict=True):
         panel.set_title(task, loc="left", fontweight="bold")
         panel.axvline(trained, color=GRAY, linestyle=":")
