@@ -11,7 +11,6 @@ says which thing is under the first cup. The tasks differ in their moves:
 
     parity      two cups, swapped or left alone
     modulo 3    three cups in a ring, turned by 0, 1 or 2 places
-    shuffles    three cups, brought into any of their 6 orders
     swaps       five cups, two of which change places (10 moves)
 
 A model is an embedding, one layer with its residual and a feed-forward sublayer, and a map to the
@@ -70,8 +69,6 @@ def moves_of(task):
         return np.array([[0, 1], [1, 0]])
     if task == "modulo 3":
         return np.array([np.roll(range(3), -s) for s in range(3)])
-    if task == "shuffles":
-        return np.array(list(itertools.permutations(range(3))))
     every = np.array(list(itertools.permutations(range(5))))
     return every[(every != np.arange(5)).sum(axis=1) == 2]
 
@@ -156,7 +153,6 @@ TASKS = {
     "parity": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM"],
     "swaps": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM"],
     "modulo 3": ["delta", "delta, J = 2", "rotation"],
-    "shuffles": ["delta", "delta, J = 2"],
 }
 
 
