@@ -41,6 +41,7 @@ SMALL = {
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
     "scans": ["--lengths", "64", "128", "--repeats", "1"],
     "stalls": ["--kernels", "chunked"],
+    "tracking": ["--quick"],
 }
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from lesson_code.checks import check_causal, check_streaming, random_qkv
 from lesson_code.exercises import Exercise
 from lesson_code.exercises._arrays import transpose
-from lesson_code.numpy import delta_rule, gated_delta_rule
+from lesson_code.numpy import gated_delta_rule
 
 CHAPTER = "The delta rule"
 TWICE = "The same key, written twice"
@@ -174,79 +174,6 @@ NAIVE.truth(
     True,
     PARALLEL,
     "A split begins a new chunk. Does it matter where a chunk begins?",
-)
-
-# --- Parity ------------------------------------------------------------------------------------
-
-PARITY = Exercise("ex-delta-parity", CHAPTER)
-
-
-def bits(rng, N):
-    return rng.integers(2, size=N)
-
-
-def outputs(choose):
-    """What delta_rule returns with the reader's choice, for queries of 1."""
-
-    def run(bits):
-        chosen = choose(bits)
-        if not isinstance(chosen, tuple | list) or len(chosen) != 4:
-            raise TypeError("choose must return four arrays: k, v, beta and initial_state")
-        k, v, beta, start = chosen
-        out = delta_rule(np.ones((len(bits), 1)), k, v, beta, initial_state=start)
-        for t in range(len(bits)):  # who counts the ones beforehand needs no memory
-            alone = choose(bits[t : t + 1])
-            for name, x, row in zip(("k", "v", "beta"), chosen[:3], alone[:3], strict=True):
-                if not np.array_equal(x[t], row[0]):
-                    raise ValueError(f"{name}[{t}] is not made from bits[{t}] alone")
-        return out
-
-    return run
-
-
-def all_alike(bit):
-    return lambda rng: np.full(9, bit)
-
-
-@PARITY.function(STEP, inputs=bits, special=(all_alike(1), all_alike(0)), view=outputs, unit="bits")
-def choose(bits):
-    ones = np.ones((len(bits), 1))
-    return ones, 0 * ones, 2.0 * bits, np.ones((1, 1))
-
-
-def chosen(beta=lambda bits: 2.0 * bits, v=0.0, start=1.0):
-    def wrong(bits):
-        ones = np.ones((len(bits), 1))
-        return ones, v * ones, beta(bits), np.full((1, 1), start)
-
-    return wrong
-
-
-choose.mistakes(
-    (
-        chosen(beta=lambda bits: 1.0 * bits),
-        "At the first one the memory becomes 0, and 0 has no sign to turn. Which step size "
-        "reflects?",
-    ),
-    (
-        chosen(beta=lambda bits: np.full(len(bits), 2.0)),
-        "The sign turns at every bit. At a zero the memory has to stay as it is.",
-    ),
-    (chosen(start=0.0), "The memory begins with 0, and 0 has no sign to turn."),
-    (
-        chosen(v=1.0),
-        "The key finds the value 1 from the beginning, so that the error is 0 and nothing ever "
-        "happens. Which value makes the error the memory itself, but for the sign?",
-    ),
-)
-PARITY.value(
-    "option",
-    "allow_negative_eigenvalues",
-    STEP,
-    'a word, the name of the option in quotes: "..."',
-).mistakes(
-    ("num_heads", "More heads are more memories, each with the same limit.", LAYER),
-    ("width", "A wider memory has more directions. Along each of them the sign stays."),
 )
 
 # --- An inverse by doubling --------------------------------------------------------------------

@@ -34,6 +34,7 @@ from lesson_code.plots import (
     rwkv,
     scans,
     softmax,
+    tracking,
 )
 from lesson_code.plots.lines import curves
 from lesson_code.plots.matrices import matrix_equation
@@ -62,4 +63,5 @@ __all__ = [
     "rwkv",
     "scans",
     "softmax",
+    "tracking",
 ]

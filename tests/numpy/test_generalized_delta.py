@@ -124,3 +124,25 @@ def test_a_closed_channel_forgets_and_the_others_do_not(form):
     _, kept = delta_rule(q[:3], k[:3], v[:3], beta[:3], initial_state=S, return_state=True)
     assert (last[1] == 0).all()
     assert_close(last[[0, 2, 3]], kept[[0, 2, 3]])
+
+
+@every_form
+def test_parity_by_a_rate_of_two(form):
+    """A unit key and beta = 2 turn the sign, exactly, however often."""
+    bits = np.random.default_rng(0).integers(2, size=1000)
+    one, start = np.ones((1000, 1)), np.ones((1, 1))
+    out = delta_rule(one, one, 0 * one, 2.0 * bits, form=form, initial_state=start)
+    assert (out[:, 0] == (-1.0) ** bits.cumsum()).all()
+
+
+@every_form
+def test_a_key_with_two_signs_swaps_two_rows(form):
+    """Integers: the key e_a - e_b with beta = 1; a second such key makes a ring of three turn."""
+    S = np.array([[5.0], [7.0], [1.0]])
+    k = np.array([[[0.0, 1, -1], [1.0, -1, 0]]])
+    options = {"form": form, "initial_state": S, "return_state": True}
+    v, beta = np.zeros((1, 2, 1)), np.ones((1, 2))
+    _, one = delta_rule(k[:, 0], k[:, 0], v[:, 0], beta[:, 0], **options)
+    assert (one == [[5], [1], [7]]).all()
+    _, both = gated_delta_product(k[:, 0], k, v, beta, np.zeros(1), **options)
+    assert (both == [[1], [5], [7]]).all()

@@ -1,0 +1,272 @@
+"""What a state can follow: models of one layer, trained on 32 moves and asked after up to 512.
+
+python benchmarks/tracking.py                  writes lesson_code/results/tracking.json
+python benchmarks/tracking.py --output FILE    writes another file
+python benchmarks/tracking.py --renew          begins again, whatever the file holds
+python benchmarks/tracking.py --quick          every kind of model for a few steps: only a try
+
+There are m cups. The first m tokens put a thing under each, always the same one; every further
+token is a move, one of a list that all models know by its number alone. After each move the model
+says which thing is under the first cup. The tasks differ in their moves:
+
+    parity      two cups, swapped or left alone
+    modulo 3    three cups in a ring, turned by 0, 1 or 2 places
+    swaps       five cups, two of which change places (10 moves)
+
+A model is an embedding, one layer with its residual and a feed-forward sublayer, and a map to the
+answers (`LanguageModel`). The layers called "delta" and "rotation" are bare: queries, keys, values
+and rates are linear in the token, there is no convolution, no gate and no decay, so that only their
+transitions differ. Mamba-2 and softmax are the package's modules, with all that belongs to them.
+The LSTM is torch's; it is cheap, and gets four times as many steps.
+
+The step size is the best of three for a seed of its own, by the loss on new sequences of the
+training's length; the three seeds of the result are others. Every run is saved when it ends, and a
+run that the file has is not repeated.
+"""
+
+import argparse
+import contextlib
+import itertools
+import math
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+
+import lesson_code.torch as lt
+from lesson_code import results
+
+# All that a result depends on. A change of anything else that matters raises the version.
+SETTINGS = {
+    "version": 2,
+    "width": 32,
+    "batch": 16,
+    "moves": 32,  # of a sequence in training
+    "steps": 600,
+    "lstm": {"batch": 16, "steps": 2400},
+    "rates": [3e-3, 1e-2, 3e-2],
+    "trial_seed": 100,
+    "seeds": [0, 1, 2],
+    "asked": 128,  # sequences
+    "asked_moves": 512,
+    "bin": 16,  # moves, over which the accuracy is a mean
+}
+QUICK = {"width": 8, "steps": 2, "lstm": {"batch": 2, "steps": 2}, "rates": [1e-2]}
+QUICK |= {"seeds": [0], "asked": 4, "asked_moves": 64}
+RENEW = "python benchmarks/tracking.py --renew"
+
+
+# --- The tasks -----------------------------------------------------------------------------------
+
+
+def moves_of(task):
+    """The moves (n, m) of a task: after move p the cup c has what was under cup p[c]."""
+    if task == "parity":
+        return np.array([[0, 1], [1, 0]])
+    if task == "modulo 3":
+        return np.array([np.roll(range(3), -s) for s in range(3)])
+    every = np.array(list(itertools.permutations(range(5))))
+    return every[(every != np.arange(5)).sum(axis=1) == 2]
+
+
+def draw(task, rng, B, N):
+    """Tokens (B, m + N), and what is under the first cup after each of the N moves (B, N)."""
+    moves = moves_of(task)
+    n, m = moves.shape
+    chosen = rng.integers(n, size=(B, N))
+    things, first = np.tile(np.arange(m), (B, 1)), np.empty((B, N), np.int64)
+    for t in range(N):
+        things = np.take_along_axis(things, moves[chosen[:, t]], axis=1)
+        first[:, t] = things[:, 0]
+    tokens = np.concatenate([np.tile(n + np.arange(m), (B, 1)), chosen], axis=1)
+    return torch.from_numpy(tokens), torch.from_numpy(first)
+
+
+# --- The layers ----------------------------------------------------------------------------------
+
+
+class Delta(lt.Mixer):
+    """J corrections of a token, each with a beta in (0, top), and nothing else."""
+
+    def __init__(self, width, J=1, top=2):
+        super().__init__(width)
+        self.J, self.top = J, top
+        self.query, self.output = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(width, J * width, bias=False) for _ in range(2))
+        self.beta = nn.Linear(width, J)
+
+    def mix(self, x, state):
+        k, v = (f(x).unflatten(-1, (self.J, -1)) for f in (self.key, self.value))
+        q, k = (normalize(y, dim=-1) for y in (self.query(x), k))
+        beta = self.top * self.beta(x).sigmoid()
+        o = lt.gated_delta_product(q, k, v, beta, x.new_zeros(x.shape[:2]))
+        return self.output(o), None
+
+
+class Rotation(lt.Mixer):
+    """Each pair of channels of the memory turns by an angle that the token chooses."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        maps = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.output = maps
+        self.angle = nn.Linear(width, width // 2)
+
+    def mix(self, x, state):
+        theta = (math.pi * self.angle(x).tanh()).cumsum(dim=1)
+        q, k = (turn(normalize(f(x), dim=-1), theta) for f in (self.query, self.key))
+        o = lt.linear_attention(
+            q, k, self.value(x), feature_map=lt.identity, causal=True, normalize=False
+        )
+        return self.output(o), None
+
+
+def turn(x, theta):
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = theta.cos(), theta.sin()
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class LSTM(lt.Mixer):
+    def __init__(self, width):
+        super().__init__(width)
+        self.cell = nn.LSTM(width, width, batch_first=True)
+
+    def mix(self, x, state):
+        return self.cell(x)
+
+
+LAYERS = {
+    "softmax": partial(lt.SoftmaxAttention, num_heads=1),
+    "Mamba-2": partial(lt.StateSpaceDual, num_heads=2),
+    "delta, beta below 1": partial(Delta, top=1),
+    "delta": Delta,
+    "delta, J = 2": partial(Delta, J=2),
+    "rotation": Rotation,
+    "LSTM": LSTM,
+}
+TASKS = {
+    "parity": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM"],
+    "swaps": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM"],
+    "modulo 3": ["delta", "delta, J = 2", "rotation"],
+}
+
+
+# --- A run ---------------------------------------------------------------------------------------
+
+
+def train(model, task, batch, steps, rate, seed, settings):
+    """The mean loss of the last fifty steps."""
+    rng, losses = np.random.default_rng(seed), []
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
+    for i in range(steps):
+        optimizer.param_groups[0]["lr"] = rate * min(1, (i + 1) / 50) * (1 - i / steps)
+        tokens, first = draw(task, rng, batch, settings["moves"])
+        logits = model(tokens)[:, -settings["moves"] :]
+        loss = cross_entropy(logits.flatten(0, 1), first.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return float(np.mean(losses[-50:]))
+
+
+@torch.no_grad()
+def ask(model, task, seed, settings):
+    """The loss over the training's length, and the accuracy in each bin of moves."""
+    N, short = settings["asked_moves"], settings["moves"]
+    tokens, first = draw(task, np.random.default_rng([seed, 1]), settings["asked"], N)
+    logits = model(tokens)[:, -N:]
+    loss = cross_entropy(logits[:, :short].flatten(0, 1), first[:, :short].flatten()).item()
+    right = (logits.argmax(dim=-1) == first).double().mean(dim=0)
+    return loss, right.unflatten(0, (-1, settings["bin"])).mean(dim=1).tolist()
+
+
+def run(task, layer, rate, seed, settings):
+    """Train and ask one model: a row of the result."""
+    torch.manual_seed(seed)
+    start = time.process_time()
+    n, m = moves_of(task).shape
+    model = lt.LanguageModel(n + m, settings["width"], [LAYERS[layer]])
+    batch, steps = (
+        (settings["lstm"] if layer == "LSTM" else settings)[x] for x in ("batch", "steps")
+    )
+    trained = train(model, task, batch, steps, rate, seed, settings)
+    loss, accuracy = ask(model, task, seed, settings)
+    return {
+        "task": task,
+        "layer": layer,
+        "rate": rate,
+        "seed": seed,
+        "batch": batch,
+        "steps": steps,
+        "parameters": sum(x.numel() for x in model.parameters()),
+        "loss_in_training": trained,
+        "loss_to_choose_by": loss,
+        "accuracy": accuracy,
+        "seconds": time.process_time() - start,
+    }
+
+
+def in_order():
+    return [(task, layer) for task, layers in TASKS.items() for layer in layers]
+
+
+def next_job(rows, settings):
+    """The first run that is missing: a trial of a step size, or one with the best of them."""
+    done = {(row["task"], row["layer"], row["rate"], row["seed"]): row for row in rows}
+    jobs = sorted(in_order(), key=lambda job: job[1] == "LSTM")  # what is no rival comes last
+    for task, layer in jobs:
+        trials = [(task, layer, rate, settings["trial_seed"]) for rate in settings["rates"]]
+        for job in trials:
+            if job not in done:
+                return job
+        best = min(trials, key=lambda job: done[job]["loss_to_choose_by"])
+        for seed in settings["seeds"]:
+            if (*best[:3], seed) not in done:
+                return (*best[:3], seed)
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--renew", action="store_true")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    settings = SETTINGS | QUICK if options.quick else SETTINGS
+    if options.quick and not options.output:
+        parser.error("--quick needs an --output, so that no result is lost")
+    output = options.output or Path(results.__file__).with_name("tracking.json")
+    torch.set_num_threads(1)
+    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
+    while job := next_job(rows, settings):
+        row = run(*job, settings)
+        rows.append(row)
+        rows.sort(key=lambda row: in_order().index((row["task"], row["layer"])))
+        shown = f"{row['accuracy'][0]:.3f} ... {row['accuracy'][-1]:.3f} ({row['seconds']:.0f} s)"
+        print(len(rows), *job, f"{row['loss_to_choose_by']:.4f}", shown, flush=True)
+        save(output, settings, rows)
+    save(output, settings, rows)
+    print(f"wrote {output}")
+
+
+def save(output, settings, rows):
+    result = {
+        "what": "cups that change places, followed by models of one layer, float32",
+        "seed": settings["seeds"],
+        "settings": settings,
+        "renew": RENEW,
+        "rows": rows,
+    }
+    with contextlib.redirect_stdout(None):
+        results.save("tracking", result, output=output)
+
+
+if __name__ == "__main__":
+    main()
