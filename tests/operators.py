@@ -78,6 +78,8 @@ def options_of(name: str) -> list[dict]:
         return [*causal, *({"form": form} for form in GLOBAL), {"causal": True, "normalize": False}]
     if name == "sliding_window_attention":
         extra = {"window": 3}
+    if name == "mesa":
+        extra = {"iterations": 12}  # exact in as many as there are channels, but for rounding
     small = {x: 3 for x in pieces_of(name)}  # several chunks, and one that is not full
     forms = [{"form": form} for form in (None, *contract.forms)] if contract.forms else [{}]
     flags = [flag for flag in contract.flags if flag != "return_state"]
