@@ -1,23 +1,17 @@
-"""Exercises of the chapter on gates, those on Mamba among them."""
-
-import math
+"""Exercises of the chapter on gates."""
 
 import numpy as np
 
 from lesson_code.checks import check_causal, check_streaming
 from lesson_code.exercises import Exercise
 from lesson_code.exercises._arrays import K, V, over_tokens
-from lesson_code.numpy import gated_linear_attention, state_space_dual
+from lesson_code.numpy import gated_linear_attention
 
-CHAPTER = "Gates: GLA, RWKV-5/6, Mamba"
+CHAPTER = "Gates: GLA and RWKV-5/6"
 GATE = "One gate for each channel"
 PARALLEL = "The parallel form, and how it overflows"
 CHUNKS = "Chunks, halved"
 RWKV = "RWKV-5 and 6: read before write"
-RATE = "Mamba: from a rate to a decay"
-SCAN = "The selective scan"
-CONVOLUTION = "A short convolution"
-HEADS = "Mamba-2: one decay for each head"
 
 
 def gated(rng, N, D=5, M=3):
@@ -244,140 +238,5 @@ my_gla.mistakes(
     (
         chunkwise(carry=lambda g: g[-1]),
         "The state fades by the last gate of the chunk alone. All gates of the chunk act on it.",
-    ),
-)
-
-# --- Three steps of Mamba ----------------------------------------------------------------------
-
-HAND = Exercise("ex-mamba-hand", CHAPTER)
-
-
-def states(steps, decay=lambda d: 2.0**-d, write=lambda d: d):
-    h, found = 0.0, []
-    for x, d in zip((8.0, 4.0, 2.0), steps, strict=True):
-        h = decay(d) * h + write(d) * x
-        found.append(h)
-    return found
-
-
-STEPS, LATE = (1.0, 2.0, 0.0), (1.0, 2.0, 30.0)
-H = states(STEPS)
-
-HAND.value("h", H, SCAN, "three numbers").mistakes(
-    (
-        states(STEPS, write=lambda d: 1.0),
-        "The inputs are written as they are. The step multiplies what is written, too.",
-    ),
-    (
-        states(STEPS, write=lambda d: (1 - 2.0**-d) / math.log(2)),
-        "These are the exact writes. Mamba takes the approximation.",
-        RATE,
-    ),
-    (
-        [*H[:2], 0.0],
-        "The memory is empty at the end. When no time passes, what leaks out?",
-        RATE,
-    ),
-)
-HAND.value("h_late", states(LATE)[-1], SCAN).mistakes(
-    (
-        2.0,
-        "The past is gone, but the third input is not written as it is: the step multiplies it.",
-    ),
-    (
-        H[1] + 30 * 2.0,
-        "The past has not faded. How much of it is left after so long a step?",
-        RATE,
-    ),
-)
-
-# --- A convolution that looks ahead ------------------------------------------------------------
-
-SAME = Exercise("ex-mamba-same", CHAPTER)
-W = np.array([1.0, 2.0, 3.0, 4.0])
-
-SAME.value("ahead", 1, CONVOLUTION, "how many positions").mistakes(
-    (
-        2,
-        "That is how far it looks back. Four weights cover the token itself and three others.",
-    ),
-    (0, "Put in an impulse and look at the first output that is not 0: where is it?"),
-)
-
-
-def channels(rng, N, D=2):
-    return rng.normal(size=(N, D))
-
-
-def convolved(x, weights=W, later=0):
-    """Outputs of the full convolution from the one on that sees ``later`` tokens ahead."""
-    columns = [np.convolve(c, weights[::-1])[later:][: len(x)] for c in x.T]
-    return np.stack(columns, axis=1)
-
-
-@SAME.function(CONVOLUTION, inputs=channels)
-def repaired(x):
-    return convolved(x)
-
-
-repaired.passes(check_causal, CONVOLUTION).mistakes(
-    (
-        lambda x: convolved(x, later=1),
-        "It is the middle of the full convolution still, so each output sees a later token. Which "
-        "outputs of the full one see no later token?",
-    ),
-    (
-        lambda x: convolved(x, W[::-1]),
-        "The weights are in reverse: the last one belongs to the token itself.",
-    ),
-    (
-        lambda x: convolved(x) / (1 + np.exp(-convolved(x))),
-        "The silu is in it. This exercise asks for the sum alone.",
-    ),
-)
-
-# --- Two documents -----------------------------------------------------------------------------
-
-DOCUMENTS = Exercise("ex-mamba-documents", CHAPTER)
-
-
-def documents(rng, N, D=5, M=3):
-    B, C = rng.normal(size=(2, N, D))
-    return rng.normal(size=(N, M)), -rng.random(N), B, C, int(rng.integers(N // 3, N))
-
-
-def by_ssd(apart):
-    return lambda x, g, B, C, start: state_space_dual(x, apart(g, start), B, C)
-
-
-def with_rows(rows, value=-np.inf):
-    """A function that sets log decays of the rows that rows(start) selects."""
-
-    def apart(g, start):
-        g = g.copy()
-        g[rows(start)] = value
-        return g
-
-    return apart
-
-
-@DOCUMENTS.function(HEADS, inputs=documents, view=by_ssd)
-def apart(g, start):
-    return with_rows(lambda start: start)(g, start)
-
-
-apart.mistakes(
-    (
-        with_rows(lambda start: slice(start + 1, start + 2)),
-        "The memory is emptied one token too late: the first token of the second text reads the "
-        "first text, and is forgotten with it.",
-    ),
-    (
-        with_rows(lambda start: slice(start, None)),
-        "Every token of the second text empties the memory, so each sees itself alone.",
-    ),
-    (
-        with_rows(lambda start: start, 0.0),
-        "A log decay of 0 is a decay of 1: it keeps everything.",
     ),
 )
