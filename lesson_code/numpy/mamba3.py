@@ -55,8 +55,9 @@ def mamba3(
 ) -> Array | tuple[Array, Mamba3State]:
     r"""The state space of Mamba-3, one head: written by the trapezoidal rule, and rotating.
 
-    The angles add up, :math:`\theta_t = \sum_{s \le t} a_s`, and turn the pairs of channels of B
-    and C into keys and queries, :math:`k_t = R(\theta_t) B_t`, :math:`q_t = R(\theta_t) C_t`. Then,
+    Computes :eq:`eq-mamba3` with the keys and queries of :eq:`eq-mamba3-rotation`. The angles add
+    up, :math:`\theta_t = \sum_{s \le t} a_s`, and turn the pairs of channels of B and C,
+    :math:`k_t = R(\theta_t) B_t` and :math:`q_t = R(\theta_t) C_t`. Then,
     with :math:`\alpha_t = e^{g_t}` and the share :math:`\lambda_t` of the new token
     (Lahoti et al., 2026, section 3),
 
