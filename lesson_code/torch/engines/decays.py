@@ -43,7 +43,7 @@ class Shared:
         # Row i of column j is g_i if i > j, and their sum down to row t is that of j + 1 to t.
         self.between = g.expand(*g.shape[:-1], L).tril(-1).cumsum_(dim=-2).exp_().tril_()
         self.through = sums_through(g).exp_()  # (..., L, 1)
-        self.d_between: Tensor | float = 0.0  # the gradient of its logarithm
+        self.d_between = torch.zeros_like(self.between)  # the gradient of its logarithm
 
     def meet(self, rows: Rows, columns: list[Tensor]) -> Met:
         before, through, to_end, total = self.factors()
@@ -60,10 +60,12 @@ class Shared:
     def gradients(
         self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool
     ) -> tuple[Tensor, Tensor]:
-        """Those of x and y, from those of their products P."""
-        noted = dP * P
-        self.d_between = self.d_between + (pad(noted[..., 1:, :], (0, 0, 0, 1)) if early else noted)
-        dP = self._fade(dP.clone(), early)
+        """Those of x and y, from dP, of their products P; what is above its diagonal counts 0."""
+        if early:
+            self.d_between[..., :-1, :].addcmul_(dP[..., 1:, :], P[..., 1:, :])
+        else:
+            self.d_between.addcmul_(dP, P)
+        dP = self._fade(dP, early)
         return dP @ y, dP.mT @ x
 
     def log_gradient(
@@ -75,9 +77,10 @@ class Shared:
         )
         through = through + pad(before[..., 1:, :], (0, 0, 0, 1))
         through[..., -1:, :] += total
-        d_between = self.d_between + pad(to_end.mT, (0, 0, to_end.shape[-2] - 1, 0))
-        between = _sums_from(d_between).tril_(-1).sum(dim=-1, keepdim=True)
-        return between + _sums_from(through)
+        # A decay is between all rows from its own on and all columns before it.
+        self.d_between[..., -1, :].add_(to_end[..., 0])
+        between = self.d_between.cumsum_(dim=-1).tril_(-1).sum(dim=-2)[..., None]
+        return _sums_from(through) + pad(between[..., :-1, :], (0, 0, 1, 0))
 
     def _fade(self, P, early):
         if not early:
