@@ -29,6 +29,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lesson_code._custom_ops import fold, once_differentiable
 from lesson_code.torch.engines.decays import decays
@@ -113,14 +114,15 @@ def _forward(
     (AY, QY), (a, q), (b, *ks), total = decays(g).meet([*rows, (q, False)], columns)
     T, right = _inverse(AY[0]), v if corrects else AY[1] @ v
 
-    found, starts, total = torch.empty_like(v), [], total.mT
-    for i in range(v.shape[1]):
+    starts, found = [], []
+    chunks = zip(*(x.unbind(1) for x in (T, right, a, b.mT, total.mT)), strict=True)
+    for i, (T_i, right_i, a_i, b_i, total_i) in enumerate(chunks):
         starts.append(S)
-        found[:, i] = T[:, i] @ (right[:, i] + a[:, i] @ S)
-        S = (total[:, i] * S).baddbmm_(b[:, i].mT, found[:, i])
+        found.append(T_i @ (right_i + a_i @ S))
+        S = (total_i * S).baddbmm_(b_i, found[i])
         for k in ks:
             S = S.baddbmm_(k[:, i].mT, v[:, i])
-    before = torch.stack(starts, dim=1)
+    before, found = torch.stack(starts, dim=1), torch.stack(found, dim=1)
     out = (q @ before).add_(QY[0] @ found)
     for QK in QY[1:]:
         out = out.add_(QK @ v)
@@ -129,9 +131,19 @@ def _forward(
 
 
 def _inverse(P):
-    """(I - P)⁻¹, strictly lower triangular P: by columns, as LAPACK stores a matrix."""
-    one = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device).expand_as(P)
-    return torch.linalg.solve_triangular(-P.mT, one, upper=True, left=False, unitriangular=True).mT
+    """(I - P)⁻¹ of strictly lower triangular P, from those of its halves.
+
+    Small ones are solved for by columns, as LAPACK stores a matrix: of rows it would make copies.
+    """
+    L = P.shape[-1]
+    if L <= 16:
+        one = torch.eye(L, dtype=P.dtype, device=P.device).expand_as(P)
+        T = torch.linalg.solve_triangular(-P.mT, one, upper=True, left=False, unitriangular=True)
+        return T.mT
+    half = L // 2
+    early, late = _inverse(P[..., :half, :half]), _inverse(P[..., half:, half:])
+    across = late @ P[..., half:, :half] @ early
+    return torch.cat([pad(early, (0, L - half)), torch.cat([across, late], dim=-1)], dim=-2)
 
 
 @torch.library.custom_op("lesson_code::delta_backward", mutates_args=())
@@ -163,13 +175,14 @@ def _backward(
         a_fade, columns = before, [(b, found, AB, QB), (k, v, AK, QK)]
     q_faded, a_faded, *y_faded = q * through, a * a_fade, *(y * to_end for y, *_ in columns)
 
-    d_found, d_right, dS_ends = QB.mT @ dO, torch.empty_like(v), torch.empty_like(starts)
-    dS = grad_S
-    for i in reversed(range(v.shape[1])):
-        dS_ends[:, i] = dS
-        d_right[:, i] = T[:, i].mT @ (d_found[:, i] + y_faded[0][:, i] @ dS)
-        dS = (total[:, i].mT * dS).baddbmm_(q_faded[:, i].mT, dO[:, i])
-        dS = dS.baddbmm_(a_faded[:, i].mT, d_right[:, i])
+    dS, d_right, ends = grad_S, [], []
+    chunks = T.mT, QB.mT @ dO, y_faded[0], q_faded.mT, dO, a_faded.mT, total.mT
+    chunks = zip(*(x.unbind(1)[::-1] for x in chunks), strict=True)
+    for T_i, d_found_i, b_i, q_i, dO_i, a_i, total_i in chunks:
+        ends.append(dS)
+        d_right.append(T_i @ (d_found_i + b_i @ dS))
+        dS = (total_i * dS).baddbmm_(q_i, dO_i).baddbmm_(a_i, d_right[-1])
+    d_right, dS_ends = torch.stack(d_right[::-1], dim=1), torch.stack(ends[::-1], dim=1)
 
     dv = d_right if corrects else AK.mT @ d_right + QK.mT @ dO + y_faded[1] @ dS_ends
     dq_faded, da_faded = dO @ starts.mT, d_right @ starts.mT
@@ -182,14 +195,14 @@ def _backward(
         dq, da = dq.add_(dq_y), da.add_(da_y)
         dys.append((dy + dy_again).addcmul_(to_end, dy_faded))
         d_to_end.addcmul_(faded, dy_faded)
-    db, dk = (b, dys[0]) if corrects else dys
+    db, dk = (torch.zeros_like(b), dys[0]) if corrects else dys
 
     of_q, of_a = q_faded * dq_faded, a_faded * da_faded
     early, late = (torch.zeros_like(k), of_q + of_a) if corrects else (of_a, of_q)
     kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total  # (G, n, 1, C)
     dg = fading.log_gradient(early, late, d_to_end, kept)
     da = da.neg_() if corrects else da
-    dq, dk, dv, da, db, dg = (x.flatten(1, 2).clone() for x in (dq, dk, dv, da, db, dg))
+    dq, dk, dv, da, db, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg))
     return dq, dk, dv, da, db, dg, dS
 
 
