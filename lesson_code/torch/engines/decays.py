@@ -2,7 +2,7 @@
 
 With g_t ≤ 0, the logarithm of a decay, row x_t and column y_j of a chunk meet as
 
-    P_tj = Σ_d x_td y_jd exp(g_{j+1,d} + ... + g_{t,d})        j ≤ t
+    P_tj = Σ_d x_td y_jd exp(g_{j+1,d} + ... + g_{t,d})        j ≤ t, and 0 for j > t
 
 A row that looks at the memory before its own token fades it (``early``) lacks the last term, and
 has no product with its own column. What was there before the chunk has faded until a row by
@@ -145,7 +145,7 @@ class PerChannel:
                 y.mul_(second)
             half, total = 2 * half, first * second
         L = self.L
-        P = [[product[..., :L, :L] for product in row] for row in P]
+        P = [[product[..., :L, :L].contiguous() for product in row] for row in P]
         for i, j in pairs:
             x, early = rows[i]
             if not early:
@@ -246,11 +246,6 @@ def sums_through(g: Tensor) -> Tensor:
 def sums_before(g: Tensor) -> Tensor:
     """Row t is g_1 + ... + g_{t-1}."""
     return pad(g[..., :-1, :], (0, 0, 1, 0)).cumsum(dim=-2)
-
-
-def sums_after(g: Tensor) -> Tensor:
-    """Row j is g_{j+1} + ... + g_L."""
-    return sums_before(g.flip(-2)).flip(-2)
 
 
 def _sums_from(x):

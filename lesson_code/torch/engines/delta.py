@@ -17,8 +17,9 @@ and with columns Y and rows Z of all that is written, [K] and [u] or [K; B] and 
 
     O = Q S + tril(Q Yᵀ) Z        S += Yᵀ Z
 
-(Yang et al., 2024 and 2025). The system is solved for the M columns of what the chunk's own state
-gives, chunk after chunk: no transition between chunks, C by C, is ever formed.
+(Yang et al., 2024 and 2025). The inverses of the systems, L by L, are made for all chunks at once.
+Then chunk follows chunk, and no transition from one to the next, C by C, is ever formed. The code
+has a single system: -A and K in place of A and B make the second that of u.
 
 Here q, k, a, b are (..., N, C), v is (..., N, M), g is (..., N, C), or (..., N, 1) for one decay
 for all channels, and S is (..., C, M), with the leading dimensions that all but q share. All have
@@ -67,14 +68,14 @@ def delta(
 def _recurrent(q, k, v, a, b, log_decay, S):
     outputs = []
     # Unbound at once: the gradient of a slice is as long as the sequence, for each of N tokens.
-    rows = (q, k, v, a, k if b is None else b, log_decay.exp())
+    rows = (q, k, v, a, log_decay.exp(), *([] if b is None else [b]))
     tokens = (x[..., None, :].unbind(-3) for x in rows)
-    for q_t, k_t, v_t, a_t, b_t, w_t in zip(*tokens, strict=True):  # (..., 1, .)
+    for q_t, k_t, v_t, a_t, w_t, *moved in zip(*tokens, strict=True):  # (..., 1, .)
+        before, S = S, w_t.mT * S
+        for b_t in moved:
+            S = S + b_t.mT @ (a_t @ before) + k_t.mT @ v_t
         if b is None:
-            S = w_t.mT * S
             S = S + k_t.mT @ (v_t - a_t @ S)
-        else:
-            S = w_t.mT * S + b_t.mT @ (a_t @ S) + k_t.mT @ v_t
         outputs.append(q_t @ S)
     return torch.cat(outputs, dim=-2) if outputs else q @ S, S
 
