@@ -70,12 +70,12 @@ def _recurrent(q, k, v, a, b, log_decay, S):
     # Unbound at once: the gradient of a slice is as long as the sequence, for each of N tokens.
     rows = (q, k, v, a, log_decay.exp(), *([] if b is None else [b]))
     tokens = (x[..., None, :].unbind(-3) for x in rows)
-    for q_t, k_t, v_t, a_t, w_t, *moved in zip(*tokens, strict=True):  # (..., 1, .)
-        before, S = S, w_t.mT * S
-        for b_t in moved:
-            S = S + b_t.mT @ (a_t @ before) + k_t.mT @ v_t
+    for q_t, k_t, v_t, a_t, w_t, *b_t in zip(*tokens, strict=True):  # (..., 1, .)
         if b is None:
+            S = w_t.mT * S
             S = S + k_t.mT @ (v_t - a_t @ S)
+        else:
+            S = w_t.mT * S + b_t[0].mT @ (a_t @ S) + k_t.mT @ v_t
         outputs.append(q_t @ S)
     return torch.cat(outputs, dim=-2) if outputs else q @ S, S
 
@@ -115,20 +115,20 @@ def _forward(
     (AY, QY), (a, q), (b, *ks), total = decays(g).meet([*rows, (q, False)], columns)
     T, right = _inverse(AY[0]), v if corrects else AY[1] @ v
 
-    starts, found = [], []
+    befores, founds = [], []
     chunks = zip(*(x.unbind(1) for x in (T, right, a, b.mT, total.mT)), strict=True)
     for i, (T_i, right_i, a_i, b_i, total_i) in enumerate(chunks):
-        starts.append(S)
-        found.append(T_i @ (right_i + a_i @ S))
-        S = (total_i * S).baddbmm_(b_i, found[i])
+        befores.append(S)
+        founds.append(T_i @ (right_i + a_i @ S))
+        S = (total_i * S).baddbmm_(b_i, founds[i])
         for k in ks:
             S = S.baddbmm_(k[:, i].mT, v[:, i])
-    before, found = torch.stack(starts, dim=1), torch.stack(found, dim=1)
-    out = (q @ before).add_(QY[0] @ found)
+    starts, found = torch.stack(befores, dim=1), torch.stack(founds, dim=1)
+    out = (q @ starts).add_(QY[0] @ found)
     for QK in QY[1:]:
         out = out.add_(QK @ v)
     AK, QK = (v.new_empty(0), v.new_empty(0)) if corrects else (AY[1], QY[1])
-    return out.flatten(1, 2), S, before, found, T, AY[0], QY[0], AK, QK
+    return out.flatten(1, 2), S, starts, found, T, AY[0], QY[0], AK, QK
 
 
 def _inverse(P):
@@ -176,14 +176,14 @@ def _backward(
         a_fade, columns = before, [(b, found, AB, QB), (k, v, AK, QK)]
     q_faded, a_faded, *y_faded = q * through, a * a_fade, *(y * to_end for y, *_ in columns)
 
-    dS, d_right, ends = grad_S, [], []
-    chunks = T.mT, QB.mT @ dO, y_faded[0], q_faded.mT, dO, a_faded.mT, total.mT
-    chunks = zip(*(x.unbind(1)[::-1] for x in chunks), strict=True)
+    dS, rights, ends = grad_S, [], []
+    parts = T.mT, QB.mT @ dO, y_faded[0], q_faded.mT, dO, a_faded.mT, total.mT
+    chunks = zip(*(x.unbind(1)[::-1] for x in parts), strict=True)
     for T_i, d_found_i, b_i, q_i, dO_i, a_i, total_i in chunks:
         ends.append(dS)
-        d_right.append(T_i @ (d_found_i + b_i @ dS))
-        dS = (total_i * dS).baddbmm_(q_i, dO_i).baddbmm_(a_i, d_right[-1])
-    d_right, dS_ends = torch.stack(d_right[::-1], dim=1), torch.stack(ends[::-1], dim=1)
+        rights.append(T_i @ (d_found_i + b_i @ dS))
+        dS = (total_i * dS).baddbmm_(q_i, dO_i).baddbmm_(a_i, rights[-1])
+    d_right, dS_ends = torch.stack(rights[::-1], dim=1), torch.stack(ends[::-1], dim=1)
 
     dv = d_right if corrects else AK.mT @ d_right + QK.mT @ dO + y_faded[1] @ dS_ends
     dq_faded, da_faded = dO @ starts.mT, d_right @ starts.mT
