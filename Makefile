@@ -60,6 +60,7 @@ bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/forms.py
 	"$(BIN)"/python benchmarks/scans.py
 	"$(BIN)"/python benchmarks/family.py
+	"$(BIN)"/python benchmarks/delta.py
 	"$(BIN)"/python benchmarks/exchange.py
 	"$(BIN)"/python benchmarks/generation.py
 	"$(BIN)"/python benchmarks/registers.py

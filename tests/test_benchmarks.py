@@ -30,6 +30,7 @@ SMALL = {
     "causal": ["--lengths", "70", "128", "--repeats", "1"],
     "crossings": ["--settings", "base", "--lengths", "70", "--repeats", "1", "--runs", "1"],
     "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
+    "delta": ["--lengths", "130", "--widths", "16", "--long", "130", "--repeats", "1"],
     "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],
     "forms": ["--tokens", "70", "--lengths", "1", "16", "--repeats", "1"],

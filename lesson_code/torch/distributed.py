@@ -34,7 +34,7 @@ from lesson_code.torch._exchange import Exchange, number_of_ranks
 from lesson_code.torch.elementwise import divide
 from lesson_code.torch.engines import linear as engine
 from lesson_code.torch.engines.additive import additive
-from lesson_code.torch.engines.decays import sums_after, sums_through
+from lesson_code.torch.engines.decays import sums_before, sums_through
 from lesson_code.torch.engines.delta import delta as delta_engine
 from lesson_code.torch.feature_maps import elu_plus_one, identity
 from lesson_code.torch.memory import LinearAttentionState
@@ -279,7 +279,8 @@ def gated_linear_attention(
 
     with full_precision(q):
         decay = g.sum(dim=-2)[..., None].exp()  # (..., D, 1), of the whole part
-        writes = (k * sums_after(g).exp()).mT @ v  # (..., D, M)
+        after = sums_before(g.flip(-2)).flip(-2)  # row j is g_{j+1} + ... + g_N
+        writes = (k * after.exp()).mT @ v  # (..., D, M)
         sent = exchange.send(decay * S + writes, decay)
         inside, _ = additive(form, q, k, v, g, S, chunk_size=chunk_size)
         before, last = exchange.receive(sent)

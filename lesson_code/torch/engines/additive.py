@@ -99,7 +99,6 @@ def _forward(
     """
     q, k, v, g = (in_chunks(x, chunk_size) for x in (q, k, v, g))
     [[QK]], [q], [k], total = decays(g).meet([(q, early)], [k])
-    QK = QK.tril(-1 if early else 0)
     writes = k.mT @ v  # (G, n, C, M)
     starts, total = [], total.mT
     for i in range(v.shape[1]):
@@ -137,8 +136,7 @@ def _backward(
 
     dv = (QK.mT @ dO) + k_faded @ dS_ends
     dq_faded, dk_faded = dO @ starts.mT, v @ dS_ends.mT
-    dQK = (dO @ v.mT).tril_(-1 if early else 0)
-    dq, dk = fading.gradients(dQK, QK, q, k, early)
+    dq, dk = fading.gradients(dO @ v.mT, QK, q, k, early)
     dq, dk = dq.addcmul_(row_fade, dq_faded), dk.addcmul_(to_end, dk_faded)
     rows, nothing = q_faded * dq_faded, torch.zeros_like(q)
     kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total.mT  # (G, n, 1, C)

@@ -2,7 +2,7 @@
 
 With g_t ≤ 0, the logarithm of a decay, row x_t and column y_j of a chunk meet as
 
-    P_tj = Σ_d x_td y_jd exp(g_{j+1,d} + ... + g_{t,d})        j ≤ t
+    P_tj = Σ_d x_td y_jd exp(g_{j+1,d} + ... + g_{t,d})        j ≤ t, and 0 for j > t
 
 A row that looks at the memory before its own token fades it (``early``) lacks the last term, and
 has no product with its own column. What was there before the chunk has faded until a row by
@@ -43,7 +43,7 @@ class Shared:
         # Row i of column j is g_i if i > j, and their sum down to row t is that of j + 1 to t.
         self.between = g.expand(*g.shape[:-1], L).tril(-1).cumsum_(dim=-2).exp_().tril_()
         self.through = sums_through(g).exp_()  # (..., L, 1)
-        self.d_between: Tensor | float = 0.0  # the gradient of its logarithm
+        self.d_between = torch.zeros_like(self.between)  # the gradient of its logarithm
 
     def meet(self, rows: Rows, columns: list[Tensor]) -> Met:
         before, through, to_end, total = self.factors()
@@ -60,10 +60,12 @@ class Shared:
     def gradients(
         self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool
     ) -> tuple[Tensor, Tensor]:
-        """Those of x and y, from those of their products P."""
-        noted = dP * P
-        self.d_between = self.d_between + (pad(noted[..., 1:, :], (0, 0, 0, 1)) if early else noted)
-        dP = self._fade(dP.clone(), early)
+        """Those of x and y, from dP, of their products P; what is above its diagonal counts 0."""
+        if early:
+            self.d_between[..., :-1, :].addcmul_(dP[..., 1:, :], P[..., 1:, :])
+        else:
+            self.d_between.addcmul_(dP, P)
+        dP = self._fade(dP, early)
         return dP @ y, dP.mT @ x
 
     def log_gradient(
@@ -75,9 +77,10 @@ class Shared:
         )
         through = through + pad(before[..., 1:, :], (0, 0, 0, 1))
         through[..., -1:, :] += total
-        d_between = self.d_between + pad(to_end.mT, (0, 0, to_end.shape[-2] - 1, 0))
-        between = _sums_from(d_between).tril_(-1).sum(dim=-1, keepdim=True)
-        return between + _sums_from(through)
+        # A decay is between all rows from its own on and all columns before it.
+        self.d_between[..., -1, :].add_(to_end[..., 0])
+        between = self.d_between.cumsum_(dim=-1).tril_(-1).sum(dim=-2)[..., None]
+        return _sums_from(through) + pad(between[..., :-1, :], (0, 0, 1, 0))
 
     def _fade(self, P, early):
         if not early:
@@ -142,7 +145,7 @@ class PerChannel:
                 y.mul_(second)
             half, total = 2 * half, first * second
         L = self.L
-        P = [[product[..., :L, :L] for product in row] for row in P]
+        P = [[product[..., :L, :L].contiguous() for product in row] for row in P]
         for i, j in pairs:
             x, early = rows[i]
             if not early:
@@ -243,11 +246,6 @@ def sums_through(g: Tensor) -> Tensor:
 def sums_before(g: Tensor) -> Tensor:
     """Row t is g_1 + ... + g_{t-1}."""
     return pad(g[..., :-1, :], (0, 0, 1, 0)).cumsum(dim=-2)
-
-
-def sums_after(g: Tensor) -> Tensor:
-    """Row j is g_{j+1} + ... + g_L."""
-    return sums_before(g.flip(-2)).flip(-2)
 
 
 def _sums_from(x):

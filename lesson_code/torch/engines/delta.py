@@ -17,8 +17,9 @@ and with columns Y and rows Z of all that is written, [K] and [u] or [K; B] and 
 
     O = Q S + tril(Q Yᵀ) Z        S += Yᵀ Z
 
-(Yang et al., 2024 and 2025). The system is solved for the M columns of what the chunk's own state
-gives, chunk after chunk: no transition between chunks, C by C, is ever formed.
+(Yang et al., 2024 and 2025). The inverses of the systems, L by L, are made for all chunks at once.
+Then chunk follows chunk, and no transition from one to the next, C by C, is ever formed. The code
+has a single system: -A and K in place of A and B make the second that of u.
 
 Here q, k, a, b are (..., N, C), v is (..., N, M), g is (..., N, C), or (..., N, 1) for one decay
 for all channels, and S is (..., C, M), with the leading dimensions that all but q share. All have
@@ -29,6 +30,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lesson_code._custom_ops import fold, once_differentiable
 from lesson_code.torch.engines.decays import decays
@@ -66,14 +68,14 @@ def delta(
 def _recurrent(q, k, v, a, b, log_decay, S):
     outputs = []
     # Unbound at once: the gradient of a slice is as long as the sequence, for each of N tokens.
-    rows = (q, k, v, a, k if b is None else b, log_decay.exp())
+    rows = (q, k, v, a, log_decay.exp(), *([] if b is None else [b]))
     tokens = (x[..., None, :].unbind(-3) for x in rows)
-    for q_t, k_t, v_t, a_t, b_t, w_t in zip(*tokens, strict=True):  # (..., 1, .)
+    for q_t, k_t, v_t, a_t, w_t, *b_t in zip(*tokens, strict=True):  # (..., 1, .)
         if b is None:
             S = w_t.mT * S
             S = S + k_t.mT @ (v_t - a_t @ S)
         else:
-            S = w_t.mT * S + b_t.mT @ (a_t @ S) + k_t.mT @ v_t
+            S = w_t.mT * S + b_t[0].mT @ (a_t @ S) + k_t.mT @ v_t
         outputs.append(q_t @ S)
     return torch.cat(outputs, dim=-2) if outputs else q @ S, S
 
@@ -81,7 +83,7 @@ def _recurrent(q, k, v, a, b, log_decay, S):
 @torch.library.custom_op("lesson_code::delta_forward", mutates_args=())
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor, S: Tensor, chunk_size: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """A segment of G sequences, as one operator for autograd, compile and vmap.
 
     Parameters
@@ -102,30 +104,47 @@ def _forward(
         The state before each chunk.
     found : tensor, shape (G, n, L, M)
         The errors u, or the readings r.
-    AK, AB, QY : tensor, shape (G, n, L, L), the last (G, n, L, 2 L) with b
-        Products of rows and columns; without b the second is empty.
+    T : tensor, shape (G, n, L, L)
+        The inverse of each chunk's system.
+    AB, QB, AK, QK : tensor, shape (G, n, L, L)
+        Products of rows and columns; the last two are empty without b.
     """
     q, k, v, a, b, g = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g))
     corrects = b.shape[-1] == 0
-    columns = [k] if corrects else [k, b]
-    P, (a, q), faded, total = decays(g).meet([(a, not corrects), (q, False)], columns)
-    AK, AB = P[0][0].tril(-1), v.new_empty(0) if corrects else P[0][1].tril(-1)
-    QY, Y = torch.cat([x.tril() for x in P[1]], dim=-1), torch.cat(faded, dim=-2)
+    rows, columns = ([(-a, False)], [k]) if corrects else ([(a, True)], [b, k])
+    (AY, QY), (a, q), (b, *ks), total = decays(g).meet([*rows, (q, False)], columns)
+    T, right = _inverse(AY[0]), v if corrects else AY[1] @ v
 
-    out, found, starts = torch.empty_like(v), torch.empty_like(v), []
-    system = AK if corrects else -AB
-    for i in range(v.shape[1]):
-        starts.append(S)
-        reading = a[:, i] @ S
-        right = v[:, i] - reading if corrects else reading + AK[:, i] @ v[:, i]
-        found_i = torch.linalg.solve_triangular(
-            system[:, i], right, upper=False, unitriangular=True
-        )
-        found[:, i] = found_i
-        Z = _written(v[:, i], found_i, corrects)
-        out[:, i] = torch.baddbmm(q[:, i] @ S, QY[:, i], Z)
-        S = torch.baddbmm(total[:, i].mT * S, Y[:, i].mT, Z)
-    return out.flatten(1, 2), S, torch.stack(starts, dim=1), found, AK, AB, QY
+    befores, founds = [], []
+    chunks = zip(*(x.unbind(1) for x in (T, right, a, b.mT, total.mT)), strict=True)
+    for i, (T_i, right_i, a_i, b_i, total_i) in enumerate(chunks):
+        befores.append(S)
+        founds.append(T_i @ (right_i + a_i @ S))
+        S = (total_i * S).baddbmm_(b_i, founds[i])
+        for k in ks:
+            S = S.baddbmm_(k[:, i].mT, v[:, i])
+    starts, found = torch.stack(befores, dim=1), torch.stack(founds, dim=1)
+    out = (q @ starts).add_(QY[0] @ found)
+    for QK in QY[1:]:
+        out = out.add_(QK @ v)
+    AK, QK = (v.new_empty(0), v.new_empty(0)) if corrects else (AY[1], QY[1])
+    return out.flatten(1, 2), S, starts, found, T, AY[0], QY[0], AK, QK
+
+
+def _inverse(P):
+    """(I - P)⁻¹ of strictly lower triangular P, from those of its halves.
+
+    Small ones are solved for by columns, as LAPACK stores a matrix: of rows it would make copies.
+    """
+    L = P.shape[-1]
+    if L <= 16:
+        one = torch.eye(L, dtype=P.dtype, device=P.device).expand_as(P)
+        T = torch.linalg.solve_triangular(-P.mT, one, upper=True, left=False, unitriangular=True)
+        return T.mT
+    half = L // 2
+    early, late = _inverse(P[..., :half, :half]), _inverse(P[..., half:, half:])
+    across = late @ P[..., half:, :half] @ early
+    return torch.cat([pad(early, (0, L - half)), torch.cat([across, late], dim=-1)], dim=-2)
 
 
 @torch.library.custom_op("lesson_code::delta_backward", mutates_args=())
@@ -140,68 +159,52 @@ def _backward(
     g: Tensor,
     starts: Tensor,
     found: Tensor,
-    AK: Tensor,
+    T: Tensor,
     AB: Tensor,
-    QY: Tensor,
+    QB: Tensor,
+    AK: Tensor,
+    QK: Tensor,
     chunk_size: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `_forward` with respect to q, k, v, a, b, g and S."""
     q, k, v, a, b, g, dO = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g, grad_out))
-    L, corrects, fading = chunk_size, b.shape[-1] == 0, decays(g)
+    corrects, fading = b.shape[-1] == 0, decays(g)
     before, through, to_end, total = fading.factors()
-    a_fade = through if corrects else before
-    a_faded, q_faded = a * a_fade, q * through
-    Y = torch.cat([y * to_end for y in ([k] if corrects else [k, b])], dim=-2)
-    Z = _written(v, found, corrects)
-
-    dZ, d_right, dS_ends = QY.mT @ dO, torch.empty_like(v), torch.empty_like(starts)
-    dS, system = grad_S, (AK if corrects else -AB).mT
-    for i in reversed(range(v.shape[1])):
-        dS_ends[:, i] = dS
-        dZ_i = torch.baddbmm(dZ[:, i], Y[:, i], dS)
-        d_i = torch.linalg.solve_triangular(
-            system[:, i], dZ_i[:, -L:], upper=True, unitriangular=True
-        )
-        if not corrects:
-            dZ[:, i] = dZ_i
-        d_right[:, i] = d_i
-        dS = torch.baddbmm(total[:, i].mT * dS, q_faded[:, i].mT, dO[:, i])
-        dS = dS.baddbmm_(a_faded[:, i].mT, d_i, alpha=-1 if corrects else 1)
-
-    dAK = (d_right @ (found if corrects else v).mT).tril_(-1)
-    d_reading = d_right
     if corrects:
-        dv, d_reading = d_right, -d_right
-        dAK.neg_()
+        a, a_fade, columns = -a, through, [(k, found, AB, QB)]
     else:
-        dv = dZ[..., :L, :] + AK.mT @ d_right
-    d_faded = dO @ starts.mT, d_reading @ starts.mT, Z @ dS_ends.mT  # of q, of a, of Y
-    d_logs = [x * dx for x, dx in zip((q_faded, a_faded, Y), d_faded, strict=True)]
+        a_fade, columns = before, [(b, found, AB, QB), (k, v, AK, QK)]
+    q_faded, a_faded, *y_faded = q * through, a * a_fade, *(y * to_end for y, *_ in columns)
 
-    dQY = dO @ Z.mT
-    dq, dk = fading.gradients(dQY[..., :L].tril(), QY[..., :L], q, k, early=False)
-    da, dk_again = fading.gradients(dAK, AK, a, k, early=not corrects)
-    dq = dq.addcmul_(through, d_faded[0])
-    da = da.addcmul_(a_fade, d_faded[1])
-    dk = (dk + dk_again).addcmul_(to_end, d_faded[2][..., :L, :])
-    db, d_to_end = torch.zeros_like(b), d_logs[2]
-    if not corrects:
-        dAB = (d_right @ found.mT).tril_(-1)
-        dq_again, db = fading.gradients(dQY[..., L:].tril(), QY[..., L:], q, b, early=False)
-        da_again, db_again = fading.gradients(dAB, AB, a, b, early=True)
-        dq, da = dq + dq_again, da + da_again
-        db = (db + db_again).addcmul_(to_end, d_faded[2][..., L:, :])
-        d_to_end = d_to_end[..., :L, :] + d_to_end[..., L:, :]
-    nothing = torch.zeros_like(d_logs[0])
-    early, late = (nothing, d_logs[0] + d_logs[1]) if corrects else (d_logs[1], d_logs[0])
+    dS, rights, ends = grad_S, [], []
+    parts = T.mT, QB.mT @ dO, y_faded[0], q_faded.mT, dO, a_faded.mT, total.mT
+    chunks = zip(*(x.unbind(1)[::-1] for x in parts), strict=True)
+    for T_i, d_found_i, b_i, q_i, dO_i, a_i, total_i in chunks:
+        ends.append(dS)
+        rights.append(T_i @ (d_found_i + b_i @ dS))
+        dS = (total_i * dS).baddbmm_(q_i, dO_i).baddbmm_(a_i, rights[-1])
+    d_right, dS_ends = torch.stack(rights[::-1], dim=1), torch.stack(ends[::-1], dim=1)
+
+    dv = d_right if corrects else AK.mT @ d_right + QK.mT @ dO + y_faded[1] @ dS_ends
+    dq_faded, da_faded = dO @ starts.mT, d_right @ starts.mT
+    dq, da, dys, d_to_end = through * dq_faded, a_fade * da_faded, [], torch.zeros_like(k)
+    for (y, z, AY, QY), faded in zip(columns, y_faded, strict=True):
+        dq_y, dy = fading.gradients(dO @ z.mT, QY, q, y, early=False)
+        dAY = (d_right @ z.mT).tril_(-1)
+        da_y, dy_again = fading.gradients(dAY, AY, a, y, early=not corrects)
+        dy_faded = z @ dS_ends.mT
+        dq, da = dq.add_(dq_y), da.add_(da_y)
+        dys.append((dy + dy_again).addcmul_(to_end, dy_faded))
+        d_to_end.addcmul_(faded, dy_faded)
+    db, dk = (torch.zeros_like(b), dys[0]) if corrects else dys
+
+    of_q, of_a = q_faded * dq_faded, a_faded * da_faded
+    early, late = (torch.zeros_like(k), of_q + of_a) if corrects else (of_a, of_q)
     kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total  # (G, n, 1, C)
     dg = fading.log_gradient(early, late, d_to_end, kept)
+    da = da.neg_() if corrects else da
     dq, dk, dv, da, db, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg))
-    return dq, dk, dv, da, db, dg, dS.clone()
-
-
-def _written(v, found, corrects):
-    return found if corrects else torch.cat([v, found], dim=-2)
+    return dq, dk, dv, da, db, dg, dS
 
 
 @_forward.register_fake
@@ -213,9 +216,8 @@ def _(q, k, v, a, b, g, S, chunk_size):
         torch.empty_like(S),
         v.new_empty(G, n, C, M),
         v.new_empty(G, n, L, M),
-        v.new_empty(G, n, L, L),
-        v.new_empty(G, n, L, L) if both else v.new_empty(0),
-        v.new_empty(G, n, L, 2 * L if both else L),
+        *(v.new_empty(G, n, L, L) for _ in range(3)),
+        *(v.new_empty(G, n, L, L) if both else v.new_empty(0) for _ in range(2)),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-SEGMENT = {"cpu": 2048, "cuda": 2**16}  # positions of all sequences that are computed at once
+SEGMENT = {"cpu": 4096, "cuda": 2**16}  # positions of all sequences that are computed at once
 LONG = 8192  # positions from which memory matters more than a second forward pass
 
 
