@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from lesson_code.checks import check_causal, check_streaming, random_qkv
+from lesson_code.checks import random_qkv
 from lesson_code.exercises import Exercise
-from lesson_code.exercises._arrays import transpose
-from lesson_code.numpy import delta_rule, gated_delta_rule
+from lesson_code.numpy import delta_rule
 
 CHAPTER = "The delta rule"
 TWICE = "The same key, written twice"
@@ -13,7 +12,6 @@ STEP = "One step of least squares"
 TOKENS = "Three tokens by hand"
 PARALLEL = "Linear in $S$, but not a sum"
 SYSTEM = "A chunk is a triangular system"
-GATED = "Forget first, then correct"
 LAYER = "The layer"
 
 # --- By hand -----------------------------------------------------------------------------------
@@ -82,73 +80,6 @@ HAND.value("factor", (K[0] @ K[1]) ** 2, TOKENS).mistakes(
         np.linalg.norm(S_3 - CROSSING) / np.linalg.norm(CROSSING),
         "This is what the first round does, which begins with an empty memory, on neither line. "
         "Take a round that begins where another one has ended.",
-    ),
-)
-
-# --- The gated rule as a recurrence ------------------------------------------------------------
-
-CODE = Exercise("ex-delta-code", CHAPTER)
-
-
-def unit(k):
-    return k / np.linalg.norm(k, axis=-1, keepdims=True)
-
-
-def gated_inputs(rng, N, leading=(), D=5, M=3):
-    """Keys of length 1/2 to 1; beta and g have the shape (..., N, 1)."""
-    q, k, v = random_qkv(rng, N, leading=leading, D=D, M=M)
-    beta, g = rng.uniform(0, 2, (*leading, N, 1)), -rng.exponential(size=(*leading, N, 1))
-    return q, unit(k) * rng.uniform(0.5, 1, (*leading, N, 1)), v, beta, g
-
-
-@CODE.function(GATED, inputs=gated_inputs)
-def my_delta(q, k, v, beta, g, *, initial_state=None, return_state=False):
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return gated_delta_rule(q, k, v, beta[..., 0], g[..., 0], **state)
-
-
-my_delta.passes(check_causal, SYSTEM).passes(check_streaming, GATED, empty_pieces=False)
-
-
-def loop(step):
-    """``step(S, k, v, b, a)`` returns the new memory; all rows are (..., 1, ·)."""
-
-    def wrong(q, k, v, beta, g):
-        S, out = np.zeros((*k.shape[:-2], k.shape[-1], v.shape[-1])), np.empty_like(v)
-        for t in range(k.shape[-2]):
-            at = (..., slice(t, t + 1), slice(None))
-            S = step(S, k[at], v[at], beta[at], np.exp(g[at]))
-            out[at] = q[at] @ S
-        return out
-
-    return wrong
-
-
-my_delta.mistakes(
-    (
-        loop(lambda S, k, v, b, a: a * S + transpose(k) @ (b * (v - k @ S))),
-        "The error is that of the memory before its decay. Compare the value with what is left "
-        "afterward.",
-    ),
-    (
-        loop(lambda S, k, v, b, a: a * (S + transpose(k) @ (b * (v - k @ S)))),
-        "The decay comes last and weakens the new write, too. Only the old memory decays.",
-    ),
-    (
-        loop(lambda S, k, v, b, a: a * S + transpose(k) @ (v - k @ (a * S))),
-        "The step size is missing: only the share beta of the error is written.",
-        TWICE,
-    ),
-    (
-        loop(lambda S, k, v, b, a: a * S + transpose(k) @ (b * v - k @ (a * S))),
-        "beta multiplies the value only. It is the share of the whole error.",
-        TWICE,
-    ),
-    (
-        lambda q, k, v, beta, g: my_delta.reference(q, unit(k), v, beta, g),
-        "The keys are brought to length 1 here. The layer does that before; the rule takes the "
-        "keys as they are.",
-        LAYER,
     ),
 )
 
@@ -252,6 +183,10 @@ PARITY.value(
 # --- An inverse by doubling --------------------------------------------------------------------
 
 SERIES = Exercise("ex-delta-series", CHAPTER)
+
+
+def unit(k):
+    return k / np.linalg.norm(k, axis=-1, keepdims=True)
 
 
 def strictly_lower(rng, N):
