@@ -32,6 +32,7 @@ SMALL = {
     "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
     "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],
+    "forgetting": ["--quick"],
     "forms": ["--tokens", "70", "--lengths", "1", "16", "--repeats", "1"],
     "habits": ["--calls", "2", "--trials", "1"],
     "heads": ["--quick"],
@@ -523,3 +524,33 @@ def test_an_image_takes_what_its_operations_or_bytes_say(pixels: int, layers: in
         / costs.recurrent_generation_bytes(*size, heads=8).memory
     )
     assert 1.5 * cached / state < t["cache"] / t["state"] < moved
+
+
+def remembered(task: str, rule: str) -> np.ndarray:
+    """Shares of right answers (seeds, kinds) of one rule."""
+    result = results.load("forgetting")
+    return np.array(
+        [
+            row["right"]
+            for row in result["rows"]
+            if (row["task"], row["rule"]) == (task, rule)
+            and row["seed"] in result["settings"]["seeds"]
+        ]
+    )
+
+
+def test_texts_that_end_and_facts_that_change_need_both_gates() -> None:
+    once, again, void = 0, 1, 2
+    for rule in ("decay", "decay per channel"):
+        assert (
+            remembered("one", rule)[:, again].max() < 0.7 < remembered("one", rule)[:, void].min()
+        )
+    both = np.concatenate([remembered("one", rule) for rule in ("gated delta", "KDA")])
+    assert both.min() > 0.95
+    assert remembered("one", "delta").max() < both[:, once].min()
+
+
+def test_the_delta_rule_marks_what_is_void() -> None:
+    mark = results.load("forgetting")["mark"]
+    assert abs(mark["overlap"]) > 10 * mark["spread"]
+    assert mark["length"] > 1.5 * mark["length_of_notes"]
