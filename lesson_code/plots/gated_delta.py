@@ -110,7 +110,7 @@ def right_answers(
 ) -> BookFigure:
     """Shares of right answers to each kind of question: a panel for each task, a row for each rule.
 
-    A rule has an array (seeds, kinds). A marker stands at the mean, on a line over all seeds.
+    A rule has an array (seeds, kinds). A marker stands at the median, on a line over all seeds.
     """
     rules = list(next(iter(tasks.values())))
     height = 0.42 * len(rules) + 1.5
@@ -122,7 +122,7 @@ def right_answers(
             for i, (color, marker) in enumerate(looks[: len(kinds)]):
                 y = row + 0.22 * (i - (len(kinds) - 1) / 2)
                 axes.plot([shares[:, i].min(), shares[:, i].max()], [y, y], color=color)
-                axes.plot(shares[:, i].mean(), y, color=color, marker=marker, markersize=6.5)
+                axes.plot(np.median(shares[:, i]), y, color=color, marker=marker, markersize=6.5)
         axes.set_title(title)
         axes.axvline(chance, color=GRAY, linestyle=":", linewidth=1.4)
         axes.set_xlim(0, 1.04)
