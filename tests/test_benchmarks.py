@@ -33,6 +33,7 @@ SMALL = {
     "delta": ["--lengths", "130", "--widths", "16", "--long", "130", "--repeats", "1"],
     "exchange": ["--ranks", "2", "--heads", "1", "2", "512", "--repeats", "1"],
     "family": ["--length", "70", "--repeats", "1"],
+    "forgetting": ["--quick"],
     "forms": ["--tokens", "70", "--lengths", "1", "16", "--repeats", "1"],
     "habits": ["--calls", "2", "--trials", "1"],
     "heads": ["--quick"],
@@ -525,3 +526,35 @@ def test_an_image_takes_what_its_operations_or_bytes_say(pixels: int, layers: in
         / costs.recurrent_generation_bytes(*size, heads=8).memory
     )
     assert 1.5 * cached / state < t["cache"] / t["state"] < moved
+
+
+def remembered(task: str, rule: str) -> np.ndarray:
+    """Shares of right answers (seeds, kinds) of one rule."""
+    result = results.load("forgetting")
+    return np.array(
+        [
+            row["right"]
+            for row in result["rows"]
+            if (row["task"], row["rule"]) == (task, rule)
+            and row["seed"] in result["settings"]["seeds"]
+        ]
+    )
+
+
+AGAIN, VOID = 1, 2
+
+
+@pytest.mark.parametrize("task", ["one", "four"])
+def test_facts_that_change_need_a_correction(task: str) -> None:
+    for rule in ("decay", "decay per channel"):
+        assert remembered(task, rule)[:, AGAIN].max() < 0.75
+        assert remembered(task, rule)[:, VOID].min() > 0.85
+    for rule in ("delta", "gated delta", "RWKV-7"):
+        assert remembered(task, rule)[:, AGAIN].max() > 0.89
+    assert remembered(task, "RWKV-7").min() > 0.88
+
+
+def test_the_delta_rule_marks_what_is_void() -> None:
+    mark = results.load("forgetting")["mark"]
+    assert abs(mark["overlap"]) > 10 * mark["spread"]
+    assert mark["length"] > 1.5 * mark["length_of_notes"]
