@@ -86,7 +86,7 @@ def layer() -> BookFigure:
 def _part(axes: Axes, middle: float, y: float, text: str, width: float) -> None:
     """A box with tensors of the file."""
     fill = pale.YELLOW
-    box(axes, middle - width / 2, y - 0.35, width, 0.7, text, fill, family="monospace", fontsize=9)
+    box(axes, middle - width / 2, y - 0.35, width, 0.7, text, fill, family="monospace", fontsize=10)
 
 
 @drawing
@@ -108,7 +108,7 @@ def speeds(rows: Sequence[Mapping]) -> BookFigure:
             y = np.arange(len(own)) + 0.38 * (i - 0.5)
             axes.barh(y, speed, 0.36, edgecolor=GRAY, label=name, **style)
             for position, value in zip(y, speed, strict=True):
-                beside(axes, f"{value:,.0f}", (value, position), (3, 0), va="center", fontsize=9)
+                beside(axes, f"{value:,.0f}", (value, position), (3, 0), va="center", fontsize=10)
         axes.set_yticks(range(len(own)), [row["model"] for row in own])
         axes.set(title=task, xlim=(0, 1.5 * axes.get_xlim()[1] / 1.05))
         axes.set_xticks([])
