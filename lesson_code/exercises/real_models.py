@@ -91,7 +91,7 @@ ORDER.value("fade_last", faded_last(), QWEN).mistakes(
 ORDER.value("library", forgotten_first(), QWEN).mistakes(
     (
         error_first(),
-        "This is another rule's answer. Does the library's function get the logarithm of the decay?",
+        "This is another rule's answer. Does the function get the logarithm of the decay?",
     ),
     (
         S * np.exp(ALPHA) + BETA * (V - S * np.exp(ALPHA)),
@@ -135,8 +135,8 @@ lightning_decays.mistakes(
         "The layer is divided by the number of layers. The last layer has the number one less.",
     ),
     (
-        lambda num_heads, layer, num_layers: -np.log(
-            decays(num_heads, 1 - layer / (num_layers - 1) + 1e-5)
+        lambda num_heads, layer, num_layers: (
+            -np.log(decays(num_heads, 1 - layer / (num_layers - 1) + 1e-5))
         ),
         "These are the rates s. The memory is multiplied by exp(-s).",
     ),
@@ -160,9 +160,7 @@ def resume(state, u, log_decay, B, C):
 
 resume.mistakes(
     (
-        lambda state, u, log_decay, B, C: state_space_dual(
-            u, log_decay, B, C, initial_state=state
-        ),
+        lambda state, u, log_decay, B, C: state_space_dual(u, log_decay, B, C, initial_state=state),
         "The state was used as it came. It has values in its rows, and this book has keys there.",
     ),
     (
@@ -176,9 +174,7 @@ resume.mistakes(
         "B and C have changed places: B is the key that writes, C the query that reads.",
     ),
     (
-        lambda state, u, log_decay, B, C: (
-            C @ state.T + state_space_dual(u, log_decay, B, C)
-        ),
+        lambda state, u, log_decay, B, C: C @ state.T + state_space_dual(u, log_decay, B, C),
         "What was there before does not fade while new tokens come.",
     ),
 )
