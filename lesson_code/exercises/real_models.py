@@ -142,6 +142,62 @@ lightning_decays.mistakes(
     ),
 )
 
+LAST, LAYERS_OF_MINIMAX = 78, 80
+
+
+def remembered(share):
+    """Tokens that head 64 of 64 remembers in a layer with this factor."""
+    return 2.0**8 / share
+
+
+RIGHT = remembered(1 - LAST / (LAYERS_OF_MINIMAX - 1) + 1e-5)
+WRONG = remembered(1 - LAST / LAYERS_OF_MINIMAX + 1e-5)
+
+SLOPES.value("right", RIGHT, LIGHTNING, "a number of tokens").mistakes(
+    (WRONG, "Here the layer is divided by the number of layers."),
+    (1 / RIGHT, "This is the rate. After one over the rate the fraction 1/e is left."),
+    (np.exp(-1 / RIGHT), "This is the factor, not the number of tokens."),
+    (remembered(1.0), "The factor of the layer is missing."),
+)
+SLOPES.value("wrong", WRONG, LIGHTNING, "a number of tokens").mistakes(
+    (RIGHT, "Here the layer is divided by one less than the number of layers."),
+    (1 / WRONG, "This is the rate. After one over the rate the fraction 1/e is left."),
+)
+
+# --- A floor under forgetting ------------------------------------------------------------------
+
+FLOOR = Exercise("ex-real-floor", CHAPTER)
+RATE, LEARNED, LEAST, PROMPT, STEPS = 2, 0.0002, 0.001, 600, 400
+
+
+def left(in_prompt, in_steps, rate=RATE):
+    return np.exp(-rate * (in_prompt * PROMPT + in_steps * STEPS))
+
+
+NO_RATE = "The rate of 2 is missing in the exponent."
+
+FLOOR.value("left", left(LEARNED, LEARNED), MAMBA).mistakes(
+    (left(LEARNED, LEARNED, rate=1), NO_RATE),
+    (1 - left(LEARNED, LEARNED), "This is what is forgotten."),
+    (left(LEAST, LEAST), "This is with the floor."),
+)
+FLOOR.value("floored", left(LEAST, LEAST), MAMBA).mistakes(
+    (left(LEAST, LEAST, rate=1), NO_RATE),
+    (1 - left(LEAST, LEAST), "This is what is forgotten."),
+    (left(LEARNED, LEARNED), "A step of 0.0002 is below the floor, and is raised."),
+)
+FLOOR.value("mixed", left(LEAST, LEARNED), MAMBA).mistakes(
+    (left(LEARNED, LEAST), "The floor is in the prompt, not in the steps."),
+    (left(LEAST, LEARNED, rate=1), NO_RATE),
+    (left(LEAST, 0), "The 400 steps forget as well."),
+    (left(LEAST, 0) + left(0, LEARNED), "What is left is multiplied, not added."),
+)
+FLOOR.value("heavier", LEAST / LEARNED, MAMBA).mistakes(
+    (LEARNED / LEAST, "This is the inverse: the floor makes the write heavier."),
+    (RATE * LEAST / LEARNED, "The rate is in the forgetting, not in the write."),
+    (left(LEAST, LEARNED) / left(LEARNED, LEARNED), "The last token of the prompt forgets alike."),
+)
+
 # --- Going on from the library's state ---------------------------------------------------------
 
 RESUME = Exercise("ex-real-resume", CHAPTER)
