@@ -153,13 +153,13 @@ def remembered(share):
 RIGHT = remembered(1 - LAST / (LAYERS_OF_MINIMAX - 1) + 1e-5)
 WRONG = remembered(1 - LAST / LAYERS_OF_MINIMAX + 1e-5)
 
-SLOPES.value("right", RIGHT, LIGHTNING, "a number of tokens").mistakes(
+SLOPES.value("tokens_right", RIGHT, LIGHTNING, "a number of tokens").mistakes(
     (WRONG, "Here the layer is divided by the number of layers."),
     (1 / RIGHT, "This is the rate. After one over the rate the fraction 1/e is left."),
     (np.exp(-1 / RIGHT), "This is the factor, not the number of tokens."),
     (remembered(1.0), "The factor of the layer is missing."),
 )
-SLOPES.value("wrong", WRONG, LIGHTNING, "a number of tokens").mistakes(
+SLOPES.value("tokens_wrong", WRONG, LIGHTNING, "a number of tokens").mistakes(
     (RIGHT, "Here the layer is divided by one less than the number of layers."),
     (1 / WRONG, "This is the rate. After one over the rate the fraction 1/e is left."),
 )
