@@ -62,6 +62,7 @@ bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/family.py
 	"$(BIN)"/python benchmarks/delta.py
 	"$(BIN)"/python benchmarks/exchange.py
+	"$(BIN)"/python benchmarks/real_models.py
 	"$(BIN)"/python benchmarks/generation.py
 	"$(BIN)"/python benchmarks/registers.py
 	"$(BIN)"/python benchmarks/stalls.py

@@ -40,6 +40,8 @@ SMALL = {
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
     "pronouns": ["--steps", "3", "--seeds", "0"],
     "readers": ["--readers", "1", "3", "--tokens", "5", "--repeats", "1"],
+    "real_models": ["--models", "Qwen3Next", "--length", "70", "--width", "64", "--head", "16"]
+    + ["--repeats", "1"],
     "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
     "scans": ["--lengths", "64", "128", "--repeats", "1"],
     "stalls": ["--kernels", "chunked"],

@@ -22,6 +22,8 @@ from tools import book, exercises, notebooks
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "linear-attention-book"
 COLAB = ["ipykernel", "numpy", "scipy", "torch", "matplotlib", "scikit-learn", "tqdm"]
+COLAB += ["transformers"]  # in Colab it may be older; the chapter that needs it says what to do
+PINNED = ("torch", "transformers")  # which take long to install, or change what they compute
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -49,8 +51,9 @@ def colab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     pins = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    torch = re.search(r"(?m)^torch==[\w.]+", pins)[0]
-    packages = [torch if name == "torch" else name for name in COLAB]
+    packages = [
+        re.search(rf"(?m)^{name}==[\w.]+", pins)[0] if name in PINNED else name for name in COLAB
+    ]
     try:
         install = ["-m", "pip", "install", "--quiet", "--no-compile", "--retries=1"]
         result = run(python, *install, *packages)

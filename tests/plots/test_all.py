@@ -152,6 +152,15 @@ FIGURES = {
     "family.memory_over_time": ({"plain": READS, "decay": READS}, {6: "A", 12: "B"}),
     "family.bars": (TIMES,),
     "family.continuation": ("a prompt", " and what\nfollows it"),
+    "real_models.hybrids": ({"one": "SSSC" * 12, "another": "S-S-S-SC-" * 3},),
+    "real_models.layer": (),
+    "real_models.speeds": (
+        [
+            {"model": m, "task": t, "tokens": 100, "seconds": {"library": 0.2, "here": 0.1}}
+            for m in ("Qwen3Next", "KimiLinear")
+            for t in ("prefill", "training", "decode")
+        ],
+    ),
     "recall.lookups": ({"a": (WEIGHTS, np.arange(8), np.arange(8) > 5)},),
     "recall.blocks": ({"one": WEIGHTS, "other": WEIGHTS}, 4),
     "recall.spread": ([4, 8, 16], {"a": [[1, 0.9, 0.5]], "b": [[0.9, 0.5, 0.2]]}),

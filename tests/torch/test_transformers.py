@@ -7,12 +7,14 @@ import math
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from importlib.util import find_spec
 from unittest import mock
 
 import pytest
 import torch
 
+from lesson_code.exercises.real_models import lightning_decays
 from lesson_code.torch import in_transformers
 from lesson_code.torch import transformers as module
 from tests.arrays import assert_close
@@ -138,6 +140,46 @@ def test_a_model_trains_alike(name):
         losses.append(steps)
     assert losses[0][-1] < losses[0][0] - 0.05
     assert losses[1] == pytest.approx(losses[0], rel=2e-4)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear"])
+def test_fifty_steps_of_training_have_the_same_losses(name):
+    """Two texts are learned by heart. The losses agree to 1 in 10,000.
+
+    Rounding grows from step to step, most where Adam divides by gradients near 0: hence its eps.
+    """
+    tokens, losses = draw(2, 20), []
+    for inside in (False, True):
+        model = build(name)
+        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, eps=1e-4)
+        steps = []
+        with in_transformers() if inside else nullcontext():
+            for _ in range(50):
+                loss = model(tokens, labels=tokens).loss
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                steps.append(loss.item())
+        losses.append(steps)
+    assert losses[0][-1] < losses[0][0] - 1
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_lightning_slopes():
+    """The rates of MiniMax's heads and layers are those of the book's equation."""
+    heads, layers = 4, 6
+    config = transformers.MiniMaxConfig(
+        hidden_size=16,
+        num_attention_heads=heads,
+        num_hidden_layers=layers,
+        block_size=4,
+        layer_types=["linear_attention"] * layers,
+    )
+    for layer in range(layers):
+        mixer = of("minimax", "MiniMaxLightningAttention")(config, layer)
+        found = torch.exp(-mixer.slope_rate.flatten().double())
+        expected = torch.from_numpy(lightning_decays.reference(heads, layer, layers))
+        assert_close(found, expected, tolerance=1e-6)
 
 
 # The functions themselves.
