@@ -97,12 +97,12 @@ def by_rwkv7(choose):
 
 @SPECIAL.function(TABLE, inputs=gla_inputs, view=by_rwkv7)
 def as_gla(q, k, v, log_decay):
-    return {"r": q, "k": k, "v": v, "log_decay": log_decay, "kappa": k, "a": np.zeros_like(k)}
+    return {"r": q, "k": k, "v": v, "log_decay": log_decay, "removal_key": k, "learning_rate": np.zeros_like(k)}
 
 
 as_gla.mistakes(
     (
-        lambda q, k, v, g: as_gla.reference(q, k, v, g) | {"a": np.ones_like(k)},
+        lambda q, k, v, g: as_gla.reference(q, k, v, g) | {"learning_rate": np.ones_like(k)},
         "Something is removed at the key. GLA removes nothing, it only fades.",
     ),
     (
@@ -120,7 +120,7 @@ as_gla.mistakes(
 @SPECIAL.function(TABLE, inputs=gated_inputs, view=by_rwkv7)
 def as_gated_delta(q, k, v, beta, log_decay):
     b, g = beta[:, None], np.broadcast_to(log_decay[:, None], k.shape)
-    return {"r": q, "k": b * k, "v": v, "log_decay": g, "kappa": k, "a": b * np.exp(g)}
+    return {"r": q, "k": b * k, "v": v, "log_decay": g, "removal_key": k, "learning_rate": b * np.exp(g)}
 
 
 @SPECIAL.function(TABLE, inputs=delta_inputs, view=by_rwkv7)
@@ -143,22 +143,22 @@ BETA_WRITES = (
     "and v enter the write."
 )
 UNIT_KAPPA = (
-    "Here kappa has length 1. The delta rules remove along the key as it is, whatever its length."
+    "Here the removal key has length 1. The delta rules remove along the key as it is, whatever its length."
 )
-TWICE = "beta enters the removal twice. It may stand in a or in kappa, but kappa occurs twice."
+TWICE = "beta enters the removal twice. It may stand in the learning rate or in the removal key, but that occurs twice."
 
 for part in as_gated_delta, as_delta:
     part.mistakes(
         (exchanged(part, k=lambda k, b: k), BETA_WRITES),
         (
-            exchanged(part, kappa=lambda k, b: k / np.linalg.norm(k, axis=-1, keepdims=True)),
+            exchanged(part, removal_key=lambda k, b: k / np.linalg.norm(k, axis=-1, keepdims=True)),
             UNIT_KAPPA,
         ),
-        (exchanged(part, kappa=lambda k, b: b * k), TWICE),
+        (exchanged(part, removal_key=lambda k, b: b * k), TWICE),
     )
 as_gated_delta.mistakes(
     (
-        exchanged(as_gated_delta, a=lambda k, b: b + 0 * k),
+        exchanged(as_gated_delta, learning_rate=lambda k, b: b + 0 * k),
         "The state before its decay is asked what to remove. Multiply Gated DeltaNet's transition "
         "out: what stands before the outer product?",
         CONVENTIONS,

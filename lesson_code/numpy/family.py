@@ -274,6 +274,11 @@ def _gated(q, S):
     return np.stack([_sigmoid(q) * S[:, 0], S[:, 1]], axis=-1)
 
 
+def _corrected(S, x):
+    """What a correction leaves of a state, before the new value is written."""
+    return S - np.outer(x.beta * x.k, x.k @ S)
+
+
 def _sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
@@ -464,7 +469,7 @@ _ROWS = (
         start=_zeros("k", "v"),
         transition=Part(
             r"(I - \beta_t k_t k_t^\top) S_{t-1}",
-            lambda S, x: S - np.outer(x.beta * x.k, x.k @ S),
+            lambda S, x: _corrected(S, x),
         ),
         write=Part(r"\beta_t k_t v_t^\top", lambda x: np.outer(x.beta * x.k, x.v)),
         read=Part(r"S_t^\top q_t", lambda _, S, x: S.T @ x.q),
@@ -480,7 +485,23 @@ _ROWS = (
         start=_zeros("k", "v"),
         transition=Part(
             r"\alpha_t (I - \beta_t k_t k_t^\top) S_{t-1}",
-            lambda S, x: np.exp(x.log_decay) * (S - np.outer(x.beta * x.k, x.k @ S)),
+            lambda S, x: np.exp(x.log_decay) * _corrected(S, x),
+        ),
+        write=Part(r"\beta_t k_t v_t^\top", lambda x: np.outer(x.beta * x.k, x.v)),
+        read=Part(r"S_t^\top q_t", lambda _, S, x: S.T @ x.q),
+        state=Part(r"C M", lambda C, M: C * M),
+        operations=Part(r"5 C M", lambda C, M: 5 * C * M + 2 * C),
+    ),
+    Model(
+        name="Kimi delta attention",
+        paper="kimi2025",
+        source="Kimi Team (2025)",
+        function="kimi_delta_attention",
+        tokens=("q", "k", "v", "beta", "log_decay"),
+        start=_zeros("k", "v"),
+        transition=Part(
+            r"(I - \beta_t k_t k_t^\top) \operatorname{diag}(\alpha_t) S_{t-1}",
+            lambda S, x: _corrected(np.exp(x.log_decay)[:, None] * S, x),
         ),
         write=Part(r"\beta_t k_t v_t^\top", lambda x: np.outer(x.beta * x.k, x.v)),
         read=Part(r"S_t^\top q_t", lambda _, S, x: S.T @ x.q),
@@ -491,11 +512,15 @@ _ROWS = (
         name="RWKV-7",
         paper="peng2025",
         source="Peng et al. (2025)",
-        tokens=("r", "k", "v", "log_decay", "kappa", "a"),
+        function="rwkv7",
+        tokens=("r", "k", "v", "log_decay", "removal_key", "learning_rate"),
         start=_zeros("k", "v"),
         transition=Part(
-            r"(\operatorname{diag}(\alpha_t) - (a_t \odot \kappa_t) \kappa_t^\top) S_{t-1}",
-            lambda S, x: np.exp(x.log_decay)[:, None] * S - np.outer(x.a * x.kappa, x.kappa @ S),
+            r"(\operatorname{diag}(\alpha_t) - (\eta_t \odot \kappa_t) \kappa_t^\top) S_{t-1}",
+            lambda S, x: (
+                np.exp(x.log_decay)[:, None] * S
+                - np.outer(x.learning_rate * x.removal_key, x.removal_key @ S)
+            ),
         ),
         write=Part(r"k_t v_t^\top", lambda x: np.outer(x.k, x.v)),
         read=Part(r"S_t^\top r_t", lambda _, S, x: S.T @ x.r),

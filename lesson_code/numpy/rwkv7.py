@@ -29,12 +29,12 @@ def rwkv7(
 ) -> Array | tuple[Array, Array]:
     r"""The memory of RWKV-7: forget, remove, and write.
 
-    Computes :eq:`eq-rwkv7`, with :math:`w_t = e^{g_t}`, the removal key κ and the learning rate a
+    Computes :eq:`eq-rwkv7`, with :math:`w_t = e^{g_t}`, the removal key κ and the learning rate η
     of each channel (Peng et al., 2025, section 3),
 
     .. math::
 
-        S_t &= \operatorname{diag}(w_t) S_{t-1} - (a_t \odot \kappa_t)
+        S_t &= \operatorname{diag}(w_t) S_{t-1} - (\eta_t \odot \kappa_t)
         \left(S_{t-1}^\top \kappa_t\right)^\top + k_t v_t^\top \\
         o_t &= S_t^\top r_t
 
@@ -53,7 +53,7 @@ def rwkv7(
     removal_key : array, shape (..., N, D)
         κ, taken as it is; the layer makes its length 1.
     learning_rate : array, shape (..., N, D)
-        a, which the layer keeps in (0, 1); any number.
+        η, which the layer keeps in (0, 1); any number.
     form : str, optional
         "recurrent", the default, or "chunkwise", which :func:`generalized_delta_rule` explains.
 

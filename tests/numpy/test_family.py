@@ -36,10 +36,11 @@ def draw(model, N=9, seed=0):
     shapes = {"q": (N, key), "r": (N, key), "k": (N, key), "v": (N, value), "bonus": (key,)}
     inputs = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     unit = rng.normal(size=(N, key))
-    inputs["kappa"] = unit / np.linalg.norm(unit, axis=-1, keepdims=True)
-    inputs["a"] = rng.uniform(size=(N, key))
+    inputs["removal_key"] = unit / np.linalg.norm(unit, axis=-1, keepdims=True)
+    inputs["learning_rate"] = rng.uniform(size=(N, key))
     inputs["beta"] = rng.uniform(size=N) / (inputs["k"] ** 2).sum(axis=-1)
-    wide = model.function in ("gated_linear_attention", "rwkv6") or model.name == "RWKV-7"
+    by_channel = "gated_linear_attention", "rwkv6", "rwkv7", "kimi_delta_attention"
+    wide = model.function in by_channel
     inputs["log_decay"] = -rng.exponential(size=(N, key) if wide else N)
     inputs["position_bias"] = rng.normal(size=(N, N))
     inputs["decay"] = rng.uniform(0.5, 1, size=key) if model.function == "wkv" else 0.7
@@ -83,7 +84,8 @@ def test_the_rows():
         ("Mamba-2", "state_space_dual"),
         ("DeltaNet", "delta_rule"),
         ("Gated DeltaNet", "gated_delta_rule"),
-        ("RWKV-7", ""),
+        ("Kimi delta attention", "kimi_delta_attention"),
+        ("RWKV-7", "rwkv7"),
     ]
     assert all(name == model.name for name, model in MODELS.items())
 
@@ -102,7 +104,7 @@ def test_the_loop_is_rwkv_7():
     inputs = draw(model)
     S, outputs = np.zeros((SIZES["M"], SIZES["C"])), []
     for x in tokens_of(model, inputs):
-        S = S @ (np.diag(np.exp(x.log_decay)) - np.outer(x.kappa, x.a * x.kappa))
+        S = S @ (np.diag(np.exp(x.log_decay)) - np.outer(x.removal_key, x.learning_rate * x.removal_key))
         S = S + np.outer(x.v, x.k)
         outputs.append(S @ x.r)
     out, state = run(model, **inputs)
@@ -308,7 +310,7 @@ def test_numbers_that_count():
 
 TOKEN = re.compile(
     r"\\operatorname\{diag\}|\\sum_\{j \\le t\}|\\sqrt\{D\}"
-    r"|\\(?:phi|sigma|odot|top|;|,|alpha|beta|gamma|kappa|Delta)|[A-Za-z]|\d+|[-+/()\[\]^_{},]"
+    r"|\\(?:phi|sigma|odot|top|;|,|alpha|beta|gamma|kappa|eta|Delta)|[A-Za-z]|\d+|[-+/()\[\]^_{},]"
 )
 
 
@@ -432,7 +434,7 @@ def column(x):
 def letters(model, x, before, S):
     """What the letters of the formulas stand for at one token."""
     values = {r"\phi": ln.elu_plus_one, r"\sigma": lambda q: 1 / (1 + np.exp(-q)), "I": np.eye(4)}
-    renamed = {"delta": r"\Delta", "beta": r"\beta", "kappa": r"\kappa"}
+    renamed = {"delta": r"\Delta", "beta": r"\beta", "removal_key": r"\kappa", "learning_rate": r"\eta"}
     for name in model.tokens:
         values[f"{renamed.get(name, name)}_t"] = column(getattr(x, name))
     if "log_decay" in model.tokens:
@@ -494,7 +496,7 @@ def test_formulas_are_what_runs(model):
         ("Mamba", {"read": r"S_t C_t"}),
         ("Softmax attention", {"normalizer": r"\sum_{j \le t} e^{q_t^\top k_j}"}),
         ("Gated DeltaNet", {"transition": r"\alpha_t S_{t-1} - \beta_t k_t k_t^\top S_{t-1}"}),
-        ("RWKV-7", {"transition": r"(\operatorname{diag}(\alpha_t) - a_t \kappa_t^\top) S_{t-1}"}),
+        ("RWKV-7", {"transition": r"(\operatorname{diag}(\alpha_t) - \eta_t \kappa_t^\top) S_{t-1}"}),
     ],
 )
 def test_a_wrong_formula_is_seen(name, wrong):
