@@ -351,11 +351,11 @@ def overwriting(
     >>> inputs, targets, mask = overwriting(
     ...     keys=4, values=8, active=2, length=8, batch=1, seed=1)
     >>> inputs // 9                                     # keys
-    array([[0, 3, 0, 0, 3, 3, 0, 0]])
+    array([[3, 2, 2, 2, 3, 3, 2, 2]])
     >>> inputs % 9                                      # values; 8 asks
-    array([[1, 8, 6, 8, 5, 8, 3, 8]])
-    >>> targets
-    array([[0, 0, 0, 6, 0, 5, 0, 3]])
+    array([[3, 2, 8, 2, 8, 8, 8, 8]])
+    >>> targets[mask]
+    array([2, 3, 3, 2, 2])
     """
     keys = _arguments.check_integer("keys", keys, minimum=1)
     values = _arguments.check_integer("values", values, minimum=1)

@@ -5,16 +5,16 @@ import numpy as np
 from lesson_code.checks import check_causal, check_streaming, random_qkv
 from lesson_code.exercises import Exercise
 from lesson_code.exercises._arrays import transpose
-from lesson_code.numpy import delta_rule, gated_delta_rule
+from lesson_code.numpy import delta_rule, gated_delta_rule, gated_linear_attention
 
 CHAPTER = "The delta rule"
 TWICE = "The same key, written twice"
 STEP = "One step of least squares"
 TOKENS = "Three tokens by hand"
-PARALLEL = "Linear in $S$, but not a sum"
-SYSTEM = "A chunk is a triangular system"
+SYSTEM = "Many tokens at once"
 GATED = "Forget first, then correct"
 LAYER = "The layer"
+AXES = "When a gate can do the same"
 
 # --- By hand -----------------------------------------------------------------------------------
 
@@ -152,6 +152,50 @@ my_delta.mistakes(
     ),
 )
 
+# --- The delta rule by gates ---------------------------------------------------------------------
+
+AXIS = Exercise("ex-delta-axes", CHAPTER)
+
+
+def one_hot(rng, N, leading=(), D=5, M=3):
+    """Keys along the axes; beta is (..., N, 1)."""
+    q, _, v = random_qkv(rng, N, leading=leading, D=D, M=M)
+    return q, np.eye(D)[rng.integers(D, size=(*leading, N))], v, rng.random((*leading, N, 1))
+
+
+@AXIS.function(AXES, inputs=one_hot)
+def by_gate(q, k, v, beta):
+    return gated_linear_attention(q, beta * k, v, np.log1p(-beta * k**2))
+
+
+by_gate.mistakes(
+    (
+        lambda q, k, v, beta: gated_linear_attention(q, k, v, np.log1p(-beta * k**2)),
+        "The gates are right. The delta rule writes only the share beta of the value.",
+    ),
+    (
+        lambda q, k, v, beta: gated_linear_attention(
+            q, beta * k, v, np.log1p(-beta) + np.zeros_like(k)
+        ),
+        "All channels forget alike here. Where the key is 0 nothing may be lost.",
+    ),
+    (
+        lambda q, k, v, beta: gated_linear_attention(q, beta * k, v, -beta * k**2),
+        "The function takes the logarithm of what is kept. 1 minus something is not yet a "
+        "logarithm.",
+    ),
+    (
+        lambda q, k, v, beta: gated_linear_attention(q, beta * k, v, np.where(k > 0, -np.inf, 0)),
+        "The channel of the key is emptied here, whatever beta is. Which share of it is erased?",
+    ),
+)
+AXIS.value("between", -0.48, AXES, "a number, the entry in row 1 and column 2").mistakes(
+    (0.48, "The product of the two entries is subtracted."),
+    (1 - 0.48, "The identity has no 1 there."),
+    (0.64, "That is on the diagonal, which a gate can have."),
+    (0.36, "That is on the diagonal, which a gate can have."),
+)
+
 # --- All errors at once ------------------------------------------------------------------------
 
 NAIVE = Exercise("ex-delta-naive", CHAPTER)
@@ -159,20 +203,20 @@ NAIVE = Exercise("ex-delta-naive", CHAPTER)
 NAIVE.truth(
     "same_objects",
     True,
-    PARALLEL,
+    SYSTEM,
     "In a chunk that has one key twice, does the second write know of the first?",
 )
 NAIVE.truth(
     "causal_objects",
     False,
-    PARALLEL,
+    SYSTEM,
     "The check changes later tokens and looks at earlier outputs. To be wrong is not to look "
     "ahead: which tokens enter the output at t?",
 )
 NAIVE.truth(
     "streaming_objects",
     True,
-    PARALLEL,
+    SYSTEM,
     "A split begins a new chunk. Does it matter where a chunk begins?",
 )
 

@@ -133,6 +133,8 @@ FIGURES = {
     "gates.halving": (8,),
     "mamba.selection": (X, [3, 5], {"chosen": X, "fixed": -X}),
     "mamba.blocks": (),
+    "delta.rewritten": ({"first": [1, np.nan], "second": [np.nan, 2]}, {"a": K[:2], "b": K[1:]}),
+    "delta.many_keys": ([8, 16], {"one": [[1, 0.9], [1, 0.8]], "two": [[0.5, 0.1]]}),
     "delta.projections": (K, [1.0, 2.0, 2.0], [1.0, 1.0, 0.5]),
     "family.token_weights": (K, V[:, 0], {"plain": ROW[:3], "decay": ROW[:3]}),
     "family.memory_over_time": ({"plain": READS, "decay": READS}, {6: "A", 12: "B"}),
