@@ -53,7 +53,7 @@ def many_keys(
     for index, (name, runs) in enumerate(right.items()):
         runs = np.asarray(runs)
         mean = runs.mean(axis=0)
-        bars = np.stack([mean - runs.min(axis=0), runs.max(axis=0) - mean])
+        bars = np.maximum([mean - runs.min(axis=0), runs.max(axis=0) - mean], 0)  # but for rounding
         axes.plot(keys, mean, label=name, **look(index))
         axes.errorbar(keys, mean, bars, fmt="none", ecolor=look(index)["color"], capsize=3)
     axes.set_xscale("log")
