@@ -2,18 +2,15 @@
 
 import numpy as np
 
-from lesson_code.checks import check_causal, check_streaming, random_qkv
+from lesson_code.checks import random_qkv
 from lesson_code.exercises import Exercise
-from lesson_code.exercises._arrays import transpose
-from lesson_code.numpy import delta_rule, gated_delta_rule, gated_linear_attention
+from lesson_code.numpy import gated_linear_attention
 
 CHAPTER = "The delta rule"
 TWICE = "The same key, written twice"
 STEP = "One step of least squares"
 TOKENS = "Three tokens by hand"
 SYSTEM = "Many tokens at once"
-GATED = "Forget first, then correct"
-LAYER = "The layer"
 AXES = "When a gate can do the same"
 
 # --- By hand -----------------------------------------------------------------------------------
@@ -85,71 +82,36 @@ HAND.value("factor", (K[0] @ K[1]) ** 2, TOKENS).mistakes(
     ),
 )
 
-# --- The gated rule as a recurrence ------------------------------------------------------------
+# --- A value with noise ------------------------------------------------------------------------
 
-CODE = Exercise("ex-delta-code", CHAPTER)
+NOISE = Exercise("ex-delta-noise", CHAPTER)
 
-
-def unit(k):
-    return k / np.linalg.norm(k, axis=-1, keepdims=True)
-
-
-def gated_inputs(rng, N, leading=(), D=5, M=3):
-    """Keys of length 1/2 to 1; beta and g have the shape (..., N, 1)."""
-    q, k, v = random_qkv(rng, N, leading=leading, D=D, M=M)
-    beta, g = rng.uniform(0, 2, (*leading, N, 1)), -rng.exponential(size=(*leading, N, 1))
-    return q, unit(k) * rng.uniform(0.5, 1, (*leading, N, 1)), v, beta, g
-
-
-@CODE.function(GATED, inputs=gated_inputs)
-def my_delta(q, k, v, beta, g, *, initial_state=None, return_state=False):
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return gated_delta_rule(q, k, v, beta[..., 0], g[..., 0], **state)
-
-
-my_delta.passes(check_causal, SYSTEM).passes(check_streaming, GATED, empty_pieces=False)
-
-
-def loop(step):
-    """``step(S, k, v, b, a)`` returns the new memory; all rows are (..., 1, ·)."""
-
-    def wrong(q, k, v, beta, g):
-        S, out = np.zeros((*k.shape[:-2], k.shape[-1], v.shape[-1])), np.empty_like(v)
-        for t in range(k.shape[-2]):
-            at = (..., slice(t, t + 1), slice(None))
-            S = step(S, k[at], v[at], beta[at], np.exp(g[at]))
-            out[at] = q[at] @ S
-        return out
-
-    return wrong
-
-
-my_delta.mistakes(
-    (
-        loop(lambda S, k, v, b, a: a * S + transpose(k) @ (b * (v - k @ S))),
-        "The error is that of the memory before its decay. Compare the value with what is left "
-        "afterward.",
-    ),
-    (
-        loop(lambda S, k, v, b, a: a * (S + transpose(k) @ (b * (v - k @ S)))),
-        "The decay comes last and weakens the new write, too. Only the old memory decays.",
-    ),
-    (
-        loop(lambda S, k, v, b, a: a * S + transpose(k) @ (v - k @ (a * S))),
-        "The step size is missing: only the share beta of the error is written.",
-        TWICE,
-    ),
-    (
-        loop(lambda S, k, v, b, a: a * S + transpose(k) @ (b * v - k @ (a * S))),
-        "beta multiplies the value only. It is the share of the whole error.",
-        TWICE,
-    ),
-    (
-        lambda q, k, v, beta, g: my_delta.reference(q, unit(k), v, beta, g),
-        "The keys are brought to length 1 here. The layer does that before; the rule takes the "
-        "keys as they are.",
-        LAYER,
-    ),
+NOISE.value(
+    "weights",
+    [1 / 2, 1 / 4, 1 / 8],
+    STEP,
+    "three numbers, the weights of the last value, the one before it and the one before that",
+).mistakes(
+    ([1 / 8, 1 / 4, 1 / 2], "The order is the other way round: the last value comes first."),
+    ([1 / 2, 1 / 2, 1 / 2], "Each further write leaves only the share 1 − beta of what was there."),
+    ([1, 1 / 2, 1 / 4], "Of the last value, too, only the share beta is written."),
+)
+NOISE.value("noise", 1 / 3, STEP, "a number, in units of sigma²").mistakes(
+    (1, "These are the weights added up. Variances add up with the squares of the weights."),
+    (1 / 4, "That is the last value alone. The earlier ones have noise, too."),
+    (1 / 2, "That is the weight of the last value. Variances take the squares, of all weights."),
+    (4 / 3, "The weights are squared rightly, but the sum begins with beta², not with 1."),
+)
+NOISE.value("beta", 2 / 11, STEP, "a number between 0 and 1").mistakes(
+    (1 / 10, "A mean over 10 values would do that. This one weighs its values unequally."),
+    (10 / 11, "The formula is turned around. A small beta averages over many values."),
+    (20 / 11, "The formula is turned around. A small beta averages over many values."),
+)
+NOISE.value("writes", 12, STEP, "a whole number").mistakes(
+    (11, "After 11 writes a little more than a tenth is left."),
+    (10, "The old value does not fade evenly: each write leaves the same share of what is left."),
+    (22, "The old value goes with 1 − beta; only its noise would go with the square."),
+    (6, "The old value goes with 1 − beta; only a variance goes with its square."),
 )
 
 # --- The delta rule by gates ---------------------------------------------------------------------
@@ -220,82 +182,13 @@ NAIVE.truth(
     "A split begins a new chunk. Does it matter where a chunk begins?",
 )
 
-# --- Parity ------------------------------------------------------------------------------------
-
-PARITY = Exercise("ex-delta-parity", CHAPTER)
-
-
-def bits(rng, N):
-    return rng.integers(2, size=N)
-
-
-def outputs(choose):
-    """What delta_rule returns with the reader's choice, for queries of 1."""
-
-    def run(bits):
-        chosen = choose(bits)
-        if not isinstance(chosen, tuple | list) or len(chosen) != 4:
-            raise TypeError("choose must return four arrays: k, v, beta and initial_state")
-        k, v, beta, start = chosen
-        out = delta_rule(np.ones((len(bits), 1)), k, v, beta, initial_state=start)
-        for t in range(len(bits)):  # who counts the ones beforehand needs no memory
-            alone = choose(bits[t : t + 1])
-            for name, x, row in zip(("k", "v", "beta"), chosen[:3], alone[:3], strict=True):
-                if not np.array_equal(x[t], row[0]):
-                    raise ValueError(f"{name}[{t}] is not made from bits[{t}] alone")
-        return out
-
-    return run
-
-
-def all_alike(bit):
-    return lambda rng: np.full(9, bit)
-
-
-@PARITY.function(STEP, inputs=bits, special=(all_alike(1), all_alike(0)), view=outputs, unit="bits")
-def choose(bits):
-    ones = np.ones((len(bits), 1))
-    return ones, 0 * ones, 2.0 * bits, np.ones((1, 1))
-
-
-def chosen(beta=lambda bits: 2.0 * bits, v=0.0, start=1.0):
-    def wrong(bits):
-        ones = np.ones((len(bits), 1))
-        return ones, v * ones, beta(bits), np.full((1, 1), start)
-
-    return wrong
-
-
-choose.mistakes(
-    (
-        chosen(beta=lambda bits: 1.0 * bits),
-        "At the first one the memory becomes 0, and 0 has no sign to turn. Which step size "
-        "reflects?",
-    ),
-    (
-        chosen(beta=lambda bits: np.full(len(bits), 2.0)),
-        "The sign turns at every bit. At a zero the memory has to stay as it is.",
-    ),
-    (chosen(start=0.0), "The memory begins with 0, and 0 has no sign to turn."),
-    (
-        chosen(v=1.0),
-        "The key finds the value 1 from the beginning, so that the error is 0 and nothing ever "
-        "happens. Which value makes the error the memory itself, but for the sign?",
-    ),
-)
-PARITY.value(
-    "option",
-    "allow_negative_eigenvalues",
-    STEP,
-    'a word, the name of the option in quotes: "..."',
-).mistakes(
-    ("num_heads", "More heads are more memories, each with the same limit.", LAYER),
-    ("width", "A wider memory has more directions. Along each of them the sign stays."),
-)
-
 # --- An inverse by doubling --------------------------------------------------------------------
 
 SERIES = Exercise("ex-delta-series", CHAPTER)
+
+
+def unit(k):
+    return k / np.linalg.norm(k, axis=-1, keepdims=True)
 
 
 def strictly_lower(rng, N):
