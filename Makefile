@@ -75,6 +75,7 @@ train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/layer.py
 	"$(BIN)"/python benchmarks/recall.py
 	"$(BIN)"/python benchmarks/tracking.py
+	"$(BIN)"/python benchmarks/overwriting.py
 	"$(BIN)"/python benchmarks/digits.py
 	"$(BIN)"/python benchmarks/heads.py
 	"$(BIN)"/python benchmarks/forgetting.py

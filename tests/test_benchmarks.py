@@ -181,7 +181,7 @@ def test_a_cache_that_outgrows_the_memory_is_not_run(decoding: ModuleType) -> No
 # --- The scripts that train ---------------------------------------------------------------------
 
 
-TRAINED = ["digits", "layer", "recall"]
+TRAINED = ["digits", "layer", "overwriting", "recall"]
 
 
 def train(name: str, output: Path, *, expect: str) -> dict:
@@ -239,6 +239,22 @@ def test_layers_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
     kept = [row for row in result["rows"] if row["mixer"] != "linear"]
     output.write_text(json.dumps(result | {"rows": kept}), encoding="utf-8")
     again = train("layer", output, expect="1 left")
+    assert without_seconds(again) == without_seconds(result)
+    assert all(row in again["rows"] for row in kept)
+
+
+def test_notes_are_trained_again_where_they_are_missing(tmp_path: Path) -> None:
+    """The step size is chosen first; the seed that chooses it is in no other run."""
+    output = tmp_path / "overwriting.json"
+    result = train("overwriting", output, expect="16 left")
+    settings, rows = result["settings"], result["rows"]
+    assert [row["seed"] == settings["choosing"] for row in rows] == [True] * 16 + [False] * 20
+    sizes = [row["parameters"] for row in rows if row["keys"] == 8]
+    assert max(sizes) <= 1.01 * min(sizes)
+
+    kept = [row for row in rows if row["mixer"] != "GLA" or row["seed"] == settings["choosing"]]
+    output.write_text(json.dumps(result | {"rows": kept}), encoding="utf-8")
+    again = train("overwriting", output, expect="3 left")
     assert without_seconds(again) == without_seconds(result)
     assert all(row in again["rows"] for row in kept)
 

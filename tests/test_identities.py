@@ -383,6 +383,18 @@ def test_what_the_delta_rule_keeps_of_an_old_value() -> None:
     assert abs(np.mean(error**2) / np.mean(v**2) / (2 - 2 * (1 - 1 / D) ** m) - 1) < 0.08
 
 
+def test_on_the_axes_a_gate_is_the_delta_rule() -> None:
+    k, q, v = np.eye(4)[[1, 3, 1, 0, 3]], normal(5, 4), normal(5, 2, seed=1)
+    same(np.eye(4) - np.outer(k[0], k[0]), np.diag([1, 0, 1, 1]))
+    with np.errstate(divide="ignore"):
+        gated = ln.gated_linear_attention(q, k, v, np.log(1 - k**2))
+    same(gated, ln.delta_rule(q, k, v, np.ones(5)))
+    # On other keys it is not.
+    k = unit(normal(5, 4, seed=2))
+    gated = ln.gated_linear_attention(q, k, v, np.log(1 - k**2))
+    assert np.abs(gated - ln.delta_rule(q, k, v, np.ones(5))).max() > 0.1
+
+
 def test_errors_of_a_chunk_solve_a_system() -> None:
     k, v, S = unit(normal(5, 3)), normal(5, 2, seed=1), normal(3, 2, seed=2)
     beta = np.random.default_rng(3).uniform(size=5)

@@ -6,7 +6,8 @@ reads ``inputs`` and is judged where ``mask`` is true: with PyTorch,
 ``cross_entropy(model(inputs)[mask], targets[mask])``.
 
 What a state of fixed size loses as it fills up: :func:`copying`, :func:`associative_recall`,
-:func:`multi_query_associative_recall`, :func:`needle_in_a_haystack`. What it does well:
+:func:`multi_query_associative_recall`, :func:`needle_in_a_haystack`, and :func:`overwriting`, where
+it has to give up what is out of date and nothing else. What it does well:
 :func:`majority`, :func:`running_mean`, :func:`in_context_regression`, with
 :func:`least_squares` as its yardstick.
 
@@ -32,6 +33,7 @@ __all__ = [
     "majority",
     "multi_query_associative_recall",
     "needle_in_a_haystack",
+    "overwriting",
     "running_mean",
 ]
 
@@ -308,6 +310,73 @@ def needle_in_a_haystack(
     targets[:, -1:] = np.take_along_axis(inputs, at + 1, axis=1)
     mask[:, -1] = True
     return Examples(inputs, targets, mask)
+
+
+def overwriting(
+    *,
+    keys: int,
+    values: int,
+    active: int,
+    length: int,
+    batch: int,
+    seed: int | np.random.Generator = 0,
+) -> Examples:
+    """Say what a key's value is now, where every key gets a new one again and again.
+
+    Each token is a note, "key a has the value b", or a question, "what is a?", one as likely as the
+    other. The answer is the value of the last note on a. A sequence is about `active` keys, drawn
+    for it from all of them; each of its tokens is about one of these, and each note has a value
+    drawn by itself.
+
+    Parameters
+    ----------
+    keys : int
+        Number of keys that there are.
+    values : int
+        Number of values.
+    active : int
+        Number of different keys that a sequence is about, at most `keys`.
+    length : int
+        Length N of the sequence.
+
+    Returns
+    -------
+    Examples
+        Tokens are a · (values + 1) + b, where b = `values` stands for a question. Targets are
+        values, 0 ... values - 1. Every question is asked for whose key has a note before it. A
+        guess is right once in `values` times.
+
+    Examples
+    --------
+    >>> inputs, targets, mask = overwriting(
+    ...     keys=4, values=8, active=2, length=8, batch=1, seed=1)
+    >>> inputs // 9                                     # keys
+    array([[3, 2, 2, 2, 3, 3, 2, 2]])
+    >>> inputs % 9                                      # values; 8 asks
+    array([[3, 2, 8, 2, 8, 8, 8, 8]])
+    >>> targets[mask]
+    array([2, 3, 3, 2, 2])
+    """
+    keys = _arguments.check_integer("keys", keys, minimum=1)
+    values = _arguments.check_integer("values", values, minimum=1)
+    active = _arguments.check_integer("active", active, minimum=1)
+    if active > keys:
+        raise ValueError(f"active must be at most keys = {keys}, got {active}.")
+    length = _length(length, 1, "1")
+    rng, batch = _generator(seed), _batch(batch)
+
+    key = rng.integers(active, size=(batch, length))
+    key = np.take_along_axis(_distinct(rng, batch, keys, active), key, axis=1)
+    value = rng.integers(values, size=(batch, length))
+    asks = rng.random((batch, length)) < 0.5
+    # Position of the last note on the key, -1 if there is none: (B, t, j) with j before t.
+    noted = (
+        (key[:, :, None] == key[:, None, :]) & ~asks[:, None, :] & np.tri(length, k=-1, dtype=bool)
+    )
+    last = np.max(np.where(noted, np.arange(length), -1), axis=2, initial=-1)
+    mask = asks & (last >= 0)
+    targets = np.where(mask, np.take_along_axis(value, np.maximum(last, 0), axis=1), 0)
+    return Examples(key * (values + 1) + np.where(asks, values, value), targets, mask)
 
 
 def majority(

@@ -4,15 +4,14 @@ import numpy as np
 
 from lesson_code.checks import random_qkv
 from lesson_code.exercises import Exercise
-from lesson_code.numpy import delta_rule
+from lesson_code.numpy import gated_linear_attention
 
 CHAPTER = "The delta rule"
 TWICE = "The same key, written twice"
 STEP = "One step of least squares"
 TOKENS = "Three tokens by hand"
-PARALLEL = "Linear in $S$, but not a sum"
-SYSTEM = "A chunk is a triangular system"
-LAYER = "The layer"
+SYSTEM = "Many tokens at once"
+AXES = "When a gate can do the same"
 
 # --- By hand -----------------------------------------------------------------------------------
 
@@ -83,6 +82,82 @@ HAND.value("factor", (K[0] @ K[1]) ** 2, TOKENS).mistakes(
     ),
 )
 
+# --- A value with noise ------------------------------------------------------------------------
+
+NOISE = Exercise("ex-delta-noise", CHAPTER)
+
+NOISE.value(
+    "weights",
+    [1 / 2, 1 / 4, 1 / 8],
+    STEP,
+    "three numbers, the weights of the last value, the one before it and the one before that",
+).mistakes(
+    ([1 / 8, 1 / 4, 1 / 2], "The order is the other way round: the last value comes first."),
+    ([1 / 2, 1 / 2, 1 / 2], "Each further write leaves only the share 1 − beta of what was there."),
+    ([1, 1 / 2, 1 / 4], "Of the last value, too, only the share beta is written."),
+)
+NOISE.value("noise", 1 / 3, STEP, "a number, in units of sigma²").mistakes(
+    (1, "These are the weights added up. Variances add up with the squares of the weights."),
+    (1 / 4, "That is the last value alone. The earlier ones have noise, too."),
+    (1 / 2, "That is the weight of the last value. Variances take the squares, of all weights."),
+    (4 / 3, "The weights are squared rightly, but the sum begins with beta², not with 1."),
+)
+NOISE.value("beta", 2 / 11, STEP, "a number between 0 and 1").mistakes(
+    (1 / 10, "A mean over 10 values would do that. This one weighs its values unequally."),
+    (10 / 11, "The formula is turned around. A small beta averages over many values."),
+    (20 / 11, "The formula is turned around. A small beta averages over many values."),
+)
+NOISE.value("writes", 12, STEP, "a whole number").mistakes(
+    (11, "After 11 writes a little more than a tenth is left."),
+    (10, "The old value does not fade evenly: each write leaves the same share of what is left."),
+    (22, "The old value goes with 1 − beta; only its noise would go with the square."),
+    (6, "The old value goes with 1 − beta; only a variance goes with its square."),
+)
+
+# --- The delta rule by gates ---------------------------------------------------------------------
+
+AXIS = Exercise("ex-delta-axes", CHAPTER)
+
+
+def one_hot(rng, N, leading=(), D=5, M=3):
+    """Keys along the axes; beta is (..., N, 1)."""
+    q, _, v = random_qkv(rng, N, leading=leading, D=D, M=M)
+    return q, np.eye(D)[rng.integers(D, size=(*leading, N))], v, rng.random((*leading, N, 1))
+
+
+@AXIS.function(AXES, inputs=one_hot)
+def by_gate(q, k, v, beta):
+    return gated_linear_attention(q, beta * k, v, np.log1p(-beta * k**2))
+
+
+by_gate.mistakes(
+    (
+        lambda q, k, v, beta: gated_linear_attention(q, k, v, np.log1p(-beta * k**2)),
+        "The gates are right. The delta rule writes only the share beta of the value.",
+    ),
+    (
+        lambda q, k, v, beta: gated_linear_attention(
+            q, beta * k, v, np.log1p(-beta) + np.zeros_like(k)
+        ),
+        "All channels forget alike here. Where the key is 0 nothing may be lost.",
+    ),
+    (
+        lambda q, k, v, beta: gated_linear_attention(q, beta * k, v, -beta * k**2),
+        "The function takes the logarithm of what is kept. 1 minus something is not yet a "
+        "logarithm.",
+    ),
+    (
+        lambda q, k, v, beta: gated_linear_attention(q, beta * k, v, np.where(k > 0, -np.inf, 0)),
+        "The channel of the key is emptied here, whatever beta is. Which share of it is erased?",
+    ),
+)
+AXIS.value("between", -0.48, AXES, "a number, the entry in row 1 and column 2").mistakes(
+    (0.48, "The product of the two entries is subtracted."),
+    (1 - 0.48, "The identity has no 1 there."),
+    (0.64, "That is on the diagonal, which a gate can have."),
+    (0.36, "That is on the diagonal, which a gate can have."),
+)
+
 # --- All errors at once ------------------------------------------------------------------------
 
 NAIVE = Exercise("ex-delta-naive", CHAPTER)
@@ -90,94 +165,21 @@ NAIVE = Exercise("ex-delta-naive", CHAPTER)
 NAIVE.truth(
     "same_objects",
     True,
-    PARALLEL,
+    SYSTEM,
     "In a chunk that has one key twice, does the second write know of the first?",
 )
 NAIVE.truth(
     "causal_objects",
     False,
-    PARALLEL,
+    SYSTEM,
     "The check changes later tokens and looks at earlier outputs. To be wrong is not to look "
     "ahead: which tokens enter the output at t?",
 )
 NAIVE.truth(
     "streaming_objects",
     True,
-    PARALLEL,
+    SYSTEM,
     "A split begins a new chunk. Does it matter where a chunk begins?",
-)
-
-# --- Parity ------------------------------------------------------------------------------------
-
-PARITY = Exercise("ex-delta-parity", CHAPTER)
-
-
-def bits(rng, N):
-    return rng.integers(2, size=N)
-
-
-def outputs(choose):
-    """What delta_rule returns with the reader's choice, for queries of 1."""
-
-    def run(bits):
-        chosen = choose(bits)
-        if not isinstance(chosen, tuple | list) or len(chosen) != 4:
-            raise TypeError("choose must return four arrays: k, v, beta and initial_state")
-        k, v, beta, start = chosen
-        out = delta_rule(np.ones((len(bits), 1)), k, v, beta, initial_state=start)
-        for t in range(len(bits)):  # who counts the ones beforehand needs no memory
-            alone = choose(bits[t : t + 1])
-            for name, x, row in zip(("k", "v", "beta"), chosen[:3], alone[:3], strict=True):
-                if not np.array_equal(x[t], row[0]):
-                    raise ValueError(f"{name}[{t}] is not made from bits[{t}] alone")
-        return out
-
-    return run
-
-
-def all_alike(bit):
-    return lambda rng: np.full(9, bit)
-
-
-@PARITY.function(STEP, inputs=bits, special=(all_alike(1), all_alike(0)), view=outputs, unit="bits")
-def choose(bits):
-    ones = np.ones((len(bits), 1))
-    return ones, 0 * ones, 2.0 * bits, np.ones((1, 1))
-
-
-def chosen(beta=lambda bits: 2.0 * bits, v=0.0, start=1.0):
-    def wrong(bits):
-        ones = np.ones((len(bits), 1))
-        return ones, v * ones, beta(bits), np.full((1, 1), start)
-
-    return wrong
-
-
-choose.mistakes(
-    (
-        chosen(beta=lambda bits: 1.0 * bits),
-        "At the first one the memory becomes 0, and 0 has no sign to turn. Which step size "
-        "reflects?",
-    ),
-    (
-        chosen(beta=lambda bits: np.full(len(bits), 2.0)),
-        "The sign turns at every bit. At a zero the memory has to stay as it is.",
-    ),
-    (chosen(start=0.0), "The memory begins with 0, and 0 has no sign to turn."),
-    (
-        chosen(v=1.0),
-        "The key finds the value 1 from the beginning, so that the error is 0 and nothing ever "
-        "happens. Which value makes the error the memory itself, but for the sign?",
-    ),
-)
-PARITY.value(
-    "option",
-    "allow_negative_eigenvalues",
-    STEP,
-    'a word, the name of the option in quotes: "..."',
-).mistakes(
-    ("num_heads", "More heads are more memories, each with the same limit.", LAYER),
-    ("width", "A wider memory has more directions. Along each of them the sign stays."),
 )
 
 # --- An inverse by doubling --------------------------------------------------------------------

@@ -1,12 +1,69 @@
 """Figures of the delta rule: a memory that is moved onto what each token says."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots.cells import arrow
-from lesson_code.plots.colors import BLUE, GRAY, VERMILION
-from lesson_code.plots.lines import beside
+from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION, look
+from lesson_code.plots.lines import beside, mark, name_lines
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+
+@drawing
+def rewritten(notes: Mapping[str, ArrayLike], reads: Mapping[str, ArrayLike]) -> BookFigure:
+    """What each key finds under several rules, in a panel for each key.
+
+    notes gives for each key, at each of N steps, the value that is written then, or nan. reads
+    gives for each rule an array (N, keys) of what the keys find. Rings show the values written.
+    """
+    height = 2.2 * len(notes)
+    figure, axes = new_figure(1, len(notes), height=height, sharex=True)
+    for row, (name, written) in enumerate(notes.items()):
+        panel = axes[row, 0]
+        written = np.asarray(written, float)
+        steps = np.arange(1, len(written) + 1)
+        for index, (rule, found) in enumerate(reads.items()):
+            panel.plot(steps, np.asarray(found)[:, row], label=rule, **look(index, markersize=4))
+        ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "linestyle": "none"}
+        panel.plot(steps, written, label="_written", color=INK, **ring)
+        panel.set_title(name, loc="left")
+        panel.set(ylabel="what it finds")
+        panel.margins(x=0.03, y=0.12)
+        lines = [line for line in panel.get_lines() if line.get_label()[0] != "_"]
+        name_lines(panel, lines, height / len(notes))
+    axes[-1, 0].set(xlabel="step")
+    return figure
+
+
+@drawing
+def many_keys(
+    keys: Sequence[int],
+    right: Mapping[str, ArrayLike],
+    *,
+    marks: Sequence[tuple[float, str]] = (),
+) -> BookFigure:
+    """Share of right answers of several models by the number of keys: means and ranges.
+
+    Each entry of right is an array (seeds, keys).
+    """
+    height = 4.2
+    figure, ((axes,),) = new_figure(height=height)
+    for index, (name, runs) in enumerate(right.items()):
+        runs = np.asarray(runs)
+        mean = runs.mean(axis=0)
+        bars = np.maximum([mean - runs.min(axis=0), runs.max(axis=0) - mean], 0)  # but for rounding
+        axes.plot(keys, mean, label=name, **look(index))
+        axes.errorbar(keys, mean, bars, fmt="none", ecolor=look(index)["color"], capsize=3)
+    axes.set_xscale("log")
+    axes.set_xticks(keys, [str(count) for count in keys])
+    axes.minorticks_off()
+    axes.set(xlabel="number of keys", ylabel="share right", ylim=(0, 1.03))
+    name_lines(axes, [line for line in axes.get_lines() if line.get_label()[0] != "_"], height)
+    for position, text in marks:
+        mark(axes, position, text)
+    return figure
 
 
 @drawing

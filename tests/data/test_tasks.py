@@ -47,6 +47,11 @@ def read_pairs(values_from):
     return read
 
 
+def read_notes(row, t):
+    """The value of the last note on the key that position t asks for; 5 is the question."""
+    return next(token % 6 for token in row[:t][::-1] if token // 6 == row[t] // 6 and token % 6 < 5)
+
+
 TASKS = {
     "copying": Task(
         {"vocab_size": 7, "tokens": 5, "length": 13},
@@ -72,6 +77,11 @@ TASKS = {
         lambda row, t: row[list(row).index(0) + 1],
         choices=8,
     ),
+    "overwriting": Task(
+        {"keys": 4, "values": 5, "active": 3, "length": 11},
+        {"keys": 0, "values": 0, "active": 0, "length": 0},
+        read_notes,
+    ),
     "majority": Task(
         {"vocab_size": 4, "length": 15},
         {"vocab_size": 1, "length": 0},
@@ -86,9 +96,11 @@ TASKS = {
         lambda row, t: row[t + 1, -1],  # which may look ahead
     ),
 }
-TOKENS = [name for name, task in TASKS.items() if "vocab_size" in task.settings]
+TOKENS = [name for name, task in TASKS.items() if {"vocab_size", "keys"} & set(task.settings)]
 every_task = pytest.mark.parametrize("name", TASKS)
-every_token_task = pytest.mark.parametrize("name", TOKENS)
+every_vocabulary = pytest.mark.parametrize(
+    "name", [name for name in TOKENS if "vocab_size" in TASKS[name].settings]
+)
 every_recall = pytest.mark.parametrize("name", [n for n in TOKENS if TASKS[n].choices])
 
 
@@ -120,7 +132,7 @@ def test_shapes_and_types(name):
     assert (targets[~mask] == 0).all()
 
 
-@every_token_task
+@every_vocabulary
 def test_all_tokens_are_in_the_vocabulary(name):
     inputs, targets, mask = draw(name)
     V = TASKS[name].settings["vocab_size"]
@@ -311,6 +323,20 @@ def test_the_needle_is_where_it_should_be():
         assert (mask == [False] * 11 + [True]).all()
 
 
+def test_notes_are_about_a_few_keys_and_each_is_asked_for_after_its_first_note():
+    inputs, targets, mask = draw("overwriting", batch=2_000)
+    key, value = inputs // 6, inputs % 6
+    assert set(np.unique(inputs)) == set(range(4 * 6))
+    assert max(len(set(row)) for row in key) == 3
+    assert abs((value == 5).mean() - 1 / 2) < 5 / (2 * math.sqrt(value.size))
+    for counts, n in ((np.bincount(key.ravel()), 4), (np.bincount(targets[mask]), 5)):
+        assert len(counts) == n
+        np.testing.assert_allclose(counts / counts.sum(), 1 / n, rtol=0.1)
+    for b, t in itertools.product(range(200), range(11)):
+        known = any(key[b, j] == key[b, t] and value[b, j] < 5 for j in range(t))
+        assert mask[b, t] == (known and value[b, t] == 5)
+
+
 def test_ties_are_not_asked_for():
     inputs, _, mask = draw("majority")
     for b, t in np.argwhere(np.ones_like(mask)):
@@ -413,6 +439,7 @@ def test_other_types_are_refused(name):
         ("multi_query_associative_recall", {"length": 19}, "length must be at least 4 · pairs"),
         ("multi_query_associative_recall", {"pairs": 12, "length": 99}, "pairs must be at most"),
         ("multi_query_associative_recall", {"power": math.nan}, "power must be finite, got nan."),
+        ("overwriting", {"active": 5}, "active must be at most keys = 4, got 5."),
         ("needle_in_a_haystack", {"position": 10}, "position must be at most length - 3 = 9"),
     ],
 )

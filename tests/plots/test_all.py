@@ -144,6 +144,8 @@ FIGURES = {
     "gated_delta.two_shares": (),
     "gated_delta.half_lives": ({"a": [1.0, 8.0, 300.0], "b": [50.0, 700.0]}, [(1, "here")]),
     "gated_delta.right_answers": ({"a": {"x": GO, "y": GO / 2}}, ("one", "two"), 0.1),
+    "delta.rewritten": ({"first": [1, np.nan], "second": [np.nan, 2]}, {"a": K[:2], "b": K[1:]}),
+    "delta.many_keys": ([8, 16], {"one": [[1, 0.9], [1, 0.8]], "two": [[0.5, 0.1]]}),
     "delta.projections": (K, [1.0, 2.0, 2.0], [1.0, 1.0, 0.5]),
     "tracking.cups": ([(1, 3), (2, 5)], 1),
     "tracking.disk": (),
