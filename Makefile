@@ -74,11 +74,11 @@ train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/pronouns.py --scale --seeds 0 1 2
 	"$(BIN)"/python benchmarks/layer.py
 	"$(BIN)"/python benchmarks/recall.py
-	"$(BIN)"/python benchmarks/tracking.py
 	"$(BIN)"/python benchmarks/overwriting.py
+	"$(BIN)"/python benchmarks/forgetting.py
+	"$(BIN)"/python benchmarks/tracking.py
 	"$(BIN)"/python benchmarks/digits.py
 	"$(BIN)"/python benchmarks/heads.py
-	"$(BIN)"/python benchmarks/forgetting.py
 
 # Measures the kernels and the generation of images, on a machine with a GPU.
 bench-gpu: .venv/ready  ## measure the kernels on a GPU

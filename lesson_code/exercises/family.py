@@ -97,7 +97,8 @@ def by_rwkv7(choose):
 
 @SPECIAL.function(TABLE, inputs=gla_inputs, view=by_rwkv7)
 def as_gla(q, k, v, log_decay):
-    return {"r": q, "k": k, "v": v, "log_decay": log_decay, "removal_key": k, "learning_rate": np.zeros_like(k)}
+    inputs = {"r": q, "k": k, "v": v, "log_decay": log_decay}
+    return inputs | {"removal_key": k, "learning_rate": np.zeros_like(k)}
 
 
 as_gla.mistakes(
@@ -120,7 +121,8 @@ as_gla.mistakes(
 @SPECIAL.function(TABLE, inputs=gated_inputs, view=by_rwkv7)
 def as_gated_delta(q, k, v, beta, log_decay):
     b, g = beta[:, None], np.broadcast_to(log_decay[:, None], k.shape)
-    return {"r": q, "k": b * k, "v": v, "log_decay": g, "removal_key": k, "learning_rate": b * np.exp(g)}
+    inputs = {"r": q, "k": b * k, "v": v, "log_decay": g}
+    return inputs | {"removal_key": k, "learning_rate": b * np.exp(g)}
 
 
 @SPECIAL.function(TABLE, inputs=delta_inputs, view=by_rwkv7)
@@ -143,9 +145,13 @@ BETA_WRITES = (
     "and v enter the write."
 )
 UNIT_KAPPA = (
-    "Here the removal key has length 1. The delta rules remove along the key as it is, whatever its length."
+    "Here the removal key has length 1. The delta rules remove along the key as it is, whatever its "
+    "length."
 )
-TWICE = "beta enters the removal twice. It may stand in the learning rate or in the removal key, but that occurs twice."
+TWICE = (
+    "beta enters the removal twice. It may stand in the learning rate or in the removal key, but "
+    "that occurs twice."
+)
 
 for part in as_gated_delta, as_delta:
     part.mistakes(

@@ -104,7 +104,8 @@ def test_the_loop_is_rwkv_7():
     inputs = draw(model)
     S, outputs = np.zeros((SIZES["M"], SIZES["C"])), []
     for x in tokens_of(model, inputs):
-        S = S @ (np.diag(np.exp(x.log_decay)) - np.outer(x.removal_key, x.learning_rate * x.removal_key))
+        removed = np.outer(x.removal_key, x.learning_rate * x.removal_key)
+        S = S @ (np.diag(np.exp(x.log_decay)) - removed)
         S = S + np.outer(x.v, x.k)
         outputs.append(S @ x.r)
     out, state = run(model, **inputs)
@@ -434,7 +435,8 @@ def column(x):
 def letters(model, x, before, S):
     """What the letters of the formulas stand for at one token."""
     values = {r"\phi": ln.elu_plus_one, r"\sigma": lambda q: 1 / (1 + np.exp(-q)), "I": np.eye(4)}
-    renamed = {"delta": r"\Delta", "beta": r"\beta", "removal_key": r"\kappa", "learning_rate": r"\eta"}
+    renamed = {"delta": r"\Delta", "beta": r"\beta"}
+    renamed |= {"removal_key": r"\kappa", "learning_rate": r"\eta"}
     for name in model.tokens:
         values[f"{renamed.get(name, name)}_t"] = column(getattr(x, name))
     if "log_decay" in model.tokens:
@@ -496,7 +498,10 @@ def test_formulas_are_what_runs(model):
         ("Mamba", {"read": r"S_t C_t"}),
         ("Softmax attention", {"normalizer": r"\sum_{j \le t} e^{q_t^\top k_j}"}),
         ("Gated DeltaNet", {"transition": r"\alpha_t S_{t-1} - \beta_t k_t k_t^\top S_{t-1}"}),
-        ("RWKV-7", {"transition": r"(\operatorname{diag}(\alpha_t) - \eta_t \kappa_t^\top) S_{t-1}"}),
+        (
+            "RWKV-7",
+            {"transition": r"(\operatorname{diag}(\alpha_t) - \eta_t \kappa_t^\top) S_{t-1}"},
+        ),
     ],
 )
 def test_a_wrong_formula_is_seen(name, wrong):
