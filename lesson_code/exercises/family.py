@@ -145,8 +145,8 @@ BETA_WRITES = (
     "and v enter the write."
 )
 UNIT_KAPPA = (
-    "Here the removal key has length 1. The delta rules remove along the key as it is, whatever its "
-    "length."
+    "Here the removal key has length 1. The delta rules remove along the key as it is, whatever "
+    "its length."
 )
 TWICE = (
     "beta enters the removal twice. It may stand in the learning rate or in the removal key, but "
