@@ -67,6 +67,7 @@ from lesson_code.numpy.softmax import (
     softmax_attention,
     tiled_softmax_attention,
 )
+from lesson_code.numpy.ttt import TTTState, ttt_linear
 from lesson_code.numpy.window import sliding_window_attention
 from lesson_code.numpy.wkv import WKVState, wkv
 
@@ -76,6 +77,7 @@ __all__ = [
     "Mamba3State",
     "MesaState",
     "MomentumState",
+    "TTTState",
     "WKVState",
     "aft_full",
     "aft_simple",
@@ -116,5 +118,6 @@ __all__ = [
     "tiled_softmax_attention",
     "time_mix",
     "token_shift",
+    "ttt_linear",
     "wkv",
 ]
