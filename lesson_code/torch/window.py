@@ -29,18 +29,26 @@ def sliding_window_attention(
     >>> sliding_window_attention(q, q, v, window=2).flatten()
     tensor([ 2.,  3.,  6., 12.])
     """
+    window = check_integer("window", window, minimum=1)
+    return attend(q, k, v, window, resolve_scale(scale, q.shape[-1]))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, hidden: Tensor | None = None
+) -> Tensor:
+    """Outputs (..., N, M); nobody sees the keys that are marked in `hidden` (..., 1, N)."""
     N = q.shape[-2]
-    W = min(check_integer("window", window, minimum=1), max(N, 1))
+    W = min(window, max(N, 1))
     q, k, v = (_blocks(x, W) for x in (q, k, v))  # (..., n, W, ·)
     k, v = (torch.cat([_before(x), x], dim=-2) for x in (k, v))  # (..., n, 2 W, ·)
     i, j = torch.arange(W, device=q.device)[:, None], torch.arange(2 * W, device=q.device)
-    seen = (j > i) & (j <= i + W)
-    first = torch.zeros(q.shape[-3], 1, 1, dtype=torch.bool, device=q.device)
-    first[:1] = True  # nothing stands before the first block
-    seen = seen & ~(first & (j < W))
-    scores = (q * resolve_scale(scale, q.shape[-1])) @ k.mT
-    weights = normalized(torch.where(seen, scores, -math.inf))
-    return (weights @ v).flatten(-3, -2)[..., :N, :]
+    first = torch.arange(q.shape[-3], device=q.device)[:, None, None] == 0
+    unseen = (j <= i) | (j > i + W) | (first & (j < W))  # nothing stands before the first block
+    if hidden is not None:
+        hidden = _blocks(hidden.mT, W)
+        unseen = unseen | torch.cat([_before(hidden), hidden], dim=-2).mT
+    scores = ((q * scale) @ k.mT).masked_fill(unseen, -math.inf)
+    return (normalized(scores) @ v).flatten(-3, -2)[..., :N, :]
 
 
 def _blocks(x, W):

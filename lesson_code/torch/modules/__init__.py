@@ -86,7 +86,7 @@ from lesson_code.torch.modules.rwkv7 import (
     RWKV7State,
     RWKV7TimeMix,
 )
-from lesson_code.torch.modules.softmax import KVCache, SoftmaxAttention
+from lesson_code.torch.modules.softmax import KVCache, RaggedCache, SoftmaxAttention
 from lesson_code.torch.modules.window import SlidingWindowAttention
 
 __all__ = [
@@ -123,6 +123,7 @@ __all__ = [
     "RWKV7ChannelMix",
     "RWKV7State",
     "RWKV7TimeMix",
+    "RaggedCache",
     "Retention",
     "RetentionState",
     "SelectiveSSM",

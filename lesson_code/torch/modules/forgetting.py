@@ -1,16 +1,17 @@
 """Forgetting attention as a module: a cache whose keys fade."""
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 
 from lesson_code import _arguments
 from lesson_code.torch.forgetting import attend
 from lesson_code.torch.modules._parts import check_heads, check_state, merge_heads, split_heads
 from lesson_code.torch.modules.mixer import Mixer
-from lesson_code.torch.precision import accumulate
+from lesson_code.torch.precision import accumulate, full_precision
 
 
 class FadingCache(NamedTuple):
@@ -27,6 +28,12 @@ class FadingCache(NamedTuple):
     k: Tensor
     v: Tensor
     fade: Tensor
+
+    def aligned(self, N: int) -> "FadingCache":
+        """The same tokens as the last ones of N; those before have faded altogether."""
+        before = N - self.k.shape[-2]
+        k, v = (pad(x, (0, 0, before, 0)) for x in (self.k, self.v))
+        return FadingCache(k, v, pad(self.fade, (before, 0), value=-math.inf))
 
 
 class ForgettingAttention(Mixer):
@@ -75,5 +82,6 @@ class ForgettingAttention(Mixer):
             _arguments.check_size("fade of state", fade.shape[-1], "the length of k", T)
             k, v = (torch.cat([a.to(b.dtype), b], -2) for a, b in ((state.k, k), (state.v, v)))
         wide_q, wide_k, wide_v = accumulate(q, k, v)
-        out, fade = attend(wide_q, wide_k, wide_v, log_decay, fade, D**-0.5)
+        with full_precision(wide_q):
+            out, fade = attend(wide_q, wide_k, wide_v, log_decay, fade, D**-0.5)
         return self.output(merge_heads(out.to(q.dtype))), FadingCache(k, v, fade)

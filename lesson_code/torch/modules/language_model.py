@@ -9,6 +9,7 @@ from lesson_code import _arguments
 from lesson_code.torch.modules._parts import check_tokens
 from lesson_code.torch.modules.blocks import make_blocks
 from lesson_code.torch.modules.in_place import own
+from lesson_code.torch.modules.ragged import check_lengths, read_rows, without_padding
 
 
 class LanguageModel(nn.Module):
@@ -76,15 +77,23 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(width, vocab_size, bias=False)
 
     def forward(
-        self, tokens: Tensor, *, state: tuple | None = None, return_state: bool = False
+        self,
+        tokens: Tensor,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        state: tuple | None = None,
+        return_state: bool = False,
     ) -> Tensor | tuple[Tensor, tuple]:
         """Read texts (B, N) in parallel, as a :class:`Mixer` does.
 
         The outputs (B, N, vocab_size) are, at each position, the logits of the token that comes
-        next; the state is a tuple with that of each block.
+        next; the state is a tuple with that of each block. With `lengths` (B,) only the first
+        tokens of each text are real, and whatever stands after them counts for nothing.
         """
         check_tokens("tokens", tokens, "B, N")
         _arguments.check_flags(return_state=return_state)
+        if lengths is not None:
+            return self._read_rows(tokens, check_lengths(lengths, tokens), state, return_state)
         read = self.blocks(self._embed("tokens", tokens), state=state, return_state=return_state)
         if not return_state:
             return self._logits(read)
@@ -106,7 +115,13 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self, prompt: Tensor, steps: int, *, temperature: float = 1.0, seed: int = 0
+        self,
+        prompt: Tensor,
+        steps: int,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        temperature: float = 1.0,
+        seed: int = 0,
     ) -> Tensor:
         """Continue a text: the prompt is read in parallel, then each new token by itself.
 
@@ -116,6 +131,8 @@ class LanguageModel(nn.Module):
             At least one token for each text.
         steps : int
             Number of tokens to add.
+        lengths : tensor of integers, shape (B,), optional
+            How many tokens of each prompt are real, at least 1; the rest is padding.
         temperature : float
             Logits are divided by it before a token is drawn; 0 takes the most likely token.
         seed : int
@@ -124,7 +141,7 @@ class LanguageModel(nn.Module):
         Returns
         -------
         tensor of integers, shape (B, N + steps)
-            Each prompt and its continuation.
+            Each prompt, its padding and its continuation, which has the last columns.
         """
         check_tokens("prompt", prompt, "B, N")
         if prompt.shape[1] == 0:
@@ -137,13 +154,30 @@ class LanguageModel(nn.Module):
         generator = torch.Generator(prompt.device).manual_seed(seed)
 
         text = [prompt]
-        logits, state = self(prompt, return_state=True)
-        logits, state = logits[:, -1], own(state)
+        if lengths is None:
+            logits, state = self(prompt, return_state=True)
+            logits = logits[:, -1]
+        else:
+            lengths = check_lengths(lengths, prompt, minimum=1)
+            logits, state = self(prompt, lengths=lengths, return_state=True)
+            logits = logits[torch.arange(len(prompt), device=prompt.device), lengths.long() - 1]
+        state = own(state)
         for i in range(steps):
             if i > 0:
                 logits, state = self.step(text[-1][:, 0], state)
             text.append(_choose(logits, temperature, generator).to(prompt.dtype))
         return torch.cat(text, dim=1)
+
+    def _read_rows(self, tokens, lengths, state, return_state):
+        if not return_state:
+            logits = self(without_padding(tokens, lengths), state=state)
+            return without_padding(logits, lengths)
+
+        def read(state, tokens):
+            return self(tokens, state=state, return_state=True)[::-1]
+
+        state, logits = read_rows(read, lengths, state, tokens)
+        return logits, state
 
     def _embed(self, name, tokens):
         try:

@@ -1,11 +1,13 @@
 """What every module of the book has in common: a whole sequence, or one token at a time."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lesson_code import _arguments
+from lesson_code.torch.modules.ragged import check_lengths, read_rows, without_padding
 
 
 class Mixer(nn.Module):
@@ -35,8 +37,10 @@ class Mixer(nn.Module):
     is read from it is rounded to the dtype of the parameters only after a norm, as it may be too
     large for half precision. Neither `forward` nor `step` changes a state in place: whoever holds
     it can continue from it again. It carries gradients, unless it was made under
-    ``torch.no_grad``; ``type(state)(*(x.detach() for x in state))`` cuts them off. All sequences of
-    a batch are equally long.
+    ``torch.no_grad``; ``type(state)(*(x.detach() for x in state))`` cuts them off.
+
+    Rows of a batch may end at different places, padded at the end: `lengths` says where. What
+    stands at the padding then counts for nothing, not even for gradients.
 
     An argument of another type, inputs of another dtype than the parameters', or a state of another
     kind than the module's raise TypeError; sizes and shapes that do not fit raise ValueError.
@@ -69,7 +73,12 @@ class Mixer(nn.Module):
         self.width = _arguments.check_integer("width", width, minimum=1)
 
     def forward(
-        self, x: Tensor, *, state: Any = None, return_state: bool = False
+        self,
+        x: Tensor,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+        state: Any = None,
+        return_state: bool = False,
     ) -> Tensor | tuple[Tensor, Any]:
         """Read a sequence in parallel.
 
@@ -77,6 +86,9 @@ class Mixer(nn.Module):
         ----------
         x : tensor, shape (B, N, F)
             Inputs in the dtype of the parameters.
+        lengths : tensor of integers, shape (B,), optional
+            How many tokens of each row are real, from 0 to N; the rest is padding. Each row has the
+            outputs and the state that it would have alone, and 0 where there is padding.
         state : optional
             What `initial_state`, `step` or an earlier call returned: x continues from there.
         return_state : bool
@@ -91,6 +103,8 @@ class Mixer(nn.Module):
         """
         self._check("x", x, "B, N")
         _arguments.check_flags(return_state=return_state)
+        if lengths is not None:
+            return self._mix_rows(x, check_lengths(lengths, x), state, return_state)
         y, state = self.mix(x, state)
         return (y, state) if return_state else y
 
@@ -138,6 +152,12 @@ class Mixer(nn.Module):
     def mix_one(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mix(x_t[:, None], state)
         return y[:, 0], state
+
+    def _mix_rows(self, x, lengths, state, return_state):
+        if not return_state:
+            return without_padding(self.mix(without_padding(x, lengths), state)[0], lengths)
+        state, y = read_rows(lambda state, x: self.mix(x, state)[::-1], lengths, state, x)
+        return y, state
 
     def _check_step(self, x_t, state):
         self._check("x_t", x_t, "B")

@@ -1,11 +1,13 @@
 """Mixers of one stack that share values: each also sees those of the first of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from lesson_code import _arguments
 from lesson_code.torch.modules.mixer import Mixer
+from lesson_code.torch.modules.ragged import check_lengths, read_rows
 
 
 class ValueMixer(Mixer):
@@ -20,6 +22,7 @@ class ValueMixer(Mixer):
         self,
         x: Tensor,
         *,
+        lengths: Tensor | Sequence[int] | None = None,
         state: Any = None,
         return_state: bool = False,
         first_values: Tensor | None = None,
@@ -33,7 +36,16 @@ class ValueMixer(Mixer):
         self._check("x", x, "B, N")
         _arguments.check_flags(return_state=return_state, return_first_values=return_first_values)
         _check_first_values(first_values, x)
-        y, state, first_values = self.mix_values(x, state, first_values)
+        if lengths is not None:
+            lengths = check_lengths(lengths, x)
+
+            def mix(state, x, first_values):
+                y, state, first_values = self.mix_values(x, state, first_values)
+                return state, y, first_values
+
+            state, y, first_values = read_rows(mix, lengths, state, x, first_values)
+        else:
+            y, state, first_values = self.mix_values(x, state, first_values)
         asked = [state] * return_state + [first_values] * return_first_values
         return (y, *asked) if asked else y
 

@@ -4,10 +4,17 @@ import torch
 from torch import Tensor, nn
 
 from lesson_code import _arguments
-from lesson_code.torch.modules._parts import check_heads, check_state, merge_heads, split_heads
+from lesson_code.torch.modules._parts import check_heads, merge_heads, split_heads
 from lesson_code.torch.modules.mixer import Mixer
-from lesson_code.torch.modules.softmax import KVCache, rotate
-from lesson_code.torch.window import sliding_window_attention
+from lesson_code.torch.modules.softmax import (
+    Cache,
+    KVCache,
+    RaggedCache,
+    check_cache,
+    rotate,
+)
+from lesson_code.torch.precision import accumulate, full_precision
+from lesson_code.torch.window import attend
 
 
 class SlidingWindowAttention(Mixer):
@@ -47,17 +54,21 @@ class SlidingWindowAttention(Mixer):
             nn.Linear(width, width, bias=False) for _ in range(4)
         )
 
-    def mix(self, x: Tensor, state: KVCache | None) -> tuple[Tensor, KVCache]:
+    def mix(self, x: Tensor, state: Cache | None) -> tuple[Tensor, Cache]:
         H = self.num_heads
-        check_state(state, KVCache, *[(len(x), H, "N", self.width // H)] * 2)
+        check_cache(state, len(x), H, self.width // H)
         q, k, v = (split_heads(f(x), H) for f in (self.query, self.key, self.value))
         state = (state or KVCache(k[:, :, :0], v[:, :, :0])).append(k, v)
         before = state.k.shape[-2] - k.shape[-2]
         # As many queries as keys: those of the tokens before are not asked again.
         q = torch.cat([torch.zeros_like(state.k[:, :, :before]), q], dim=-2)
-        out = sliding_window_attention(
-            rotate(q, 0), rotate(state.k, 0), state.v, window=self.window
-        )
-        kept = max(state.k.shape[-2] - self.window + 1, 0)
-        cache = KVCache(*(y[:, :, kept:].clone() for y in state))
-        return self.output(merge_heads(out[:, :, before:])), cache
+        hidden = state.hidden() if isinstance(state, RaggedCache) else None
+        q, k, v = accumulate(rotate(q, 0), rotate(state.k, 0), state.v)
+        with full_precision(q):
+            out = attend(q, k, v, self.window, q.shape[-1] ** -0.5, hidden).to(state.v.dtype)
+        kept = min(state.k.shape[-2], self.window - 1)
+        k, v = (y[:, :, y.shape[-2] - kept :].clone() for y in state[:2])
+        y = self.output(merge_heads(out[:, :, before:]))
+        if isinstance(state, RaggedCache):
+            return y, RaggedCache(k, v, state.lengths.clamp(max=kept))
+        return y, KVCache(k, v)

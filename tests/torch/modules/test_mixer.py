@@ -172,7 +172,7 @@ def test_what_is_owned_is_overwritten(name):
             _, state = module.step(x[:, 2], state)  # which makes room
         _, after = module.step(x[:, 3], state)
     assert type(after) is type(state) and isinstance(state, OwnMemory | RoomyCache)
-    for x, y in zip(state, after, strict=True):
+    for x, y in zip(leaves(state), leaves(after), strict=True):
         assert x.data_ptr() == y.data_ptr()
 
 
