@@ -87,6 +87,7 @@ from lesson_code.torch.modules.rwkv7 import (
     RWKV7TimeMix,
 )
 from lesson_code.torch.modules.softmax import KVCache, RaggedCache, SoftmaxAttention
+from lesson_code.torch.modules.ttt import TTTLinear
 from lesson_code.torch.modules.window import SlidingWindowAttention
 
 __all__ = [
@@ -132,4 +133,5 @@ __all__ = [
     "SoftmaxAttention",
     "StateSpaceDual",
     "StateSpaceDualState",
+    "TTTLinear",
 ]
