@@ -31,8 +31,9 @@ class TTTLinear(Mixer):
         y_t &= W_O^\top \mathrm{norm}(o_t)
 
     with the o of :func:`lesson_code.torch.ttt_linear`, which begins at a W and b that are learned,
-    and a layer norm over all F channels. The state is a :class:`TTTState`, (B, H, ...), with a
-    position of (B, 1). A text that continues from a state is read token by token.
+    and a layer norm over all F channels. The state is a :class:`TTTState`, (B, H, ...), whose W and
+    b are what was learned since that beginning, with a position of (B, 1). A text that continues
+    from a state is read token by token.
 
     Parameters
     ----------
@@ -85,11 +86,14 @@ class TTTLinear(Mixer):
         q, k, v, rate = accumulate(*(split_heads(y, H) for y in maps))
         own = self.W, self.b, self.share, self.norm_weight, self.norm_bias
         W, b, share, *norm = (y.to(q.dtype) for y in own)
-        first = torch.zeros(B, 1, dtype=torch.long, device=x.device)
-        first, memory = (first, None) if state is None else (state.position, state)
-        if memory is None:
-            W, b = W.expand(B, H, D, D), b.expand(B, H, D)
-            memory = TTTState(W, b, torch.zeros_like(W), torch.zeros_like(b), 0)
+        if state is None:
+            none_W, none_b = q.new_zeros(B, H, D, D), q.new_zeros(B, H, D)
+            none = q.new_zeros(B, 1, dtype=torch.long)
+            state = TTTState(none_W, none_b, none_W, none_b, none)
+            first, position = state.position, 0
+        else:
+            first = position = state.position
+        memory = state._replace(W=W + state.W, b=b + state.b, position=position)
         place = (first + torch.arange(N, device=x.device)) % self.batch_size  # (B, N)
         read, memory = ttt_linear(
             _rotated(q, place),
@@ -103,7 +107,8 @@ class TTTLinear(Mixer):
             return_state=True,
         )
         y = layer_norm(merge_heads(read), (F,), eps=1e-6).to(self.weight.dtype)
-        return self.output(self.weight * y + self.bias), memory._replace(position=first + N)
+        learned = memory._replace(W=memory.W - W, b=memory.b - b, position=first + N)
+        return self.output(self.weight * y + self.bias), learned
 
 
 def _rotated(x, place):

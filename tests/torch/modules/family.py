@@ -78,7 +78,7 @@ MODULES = {
     "Mamba-3": lambda: Mamba3(WIDTH, HEADS, state_width=4),
     "Mesa": lambda: MesaLayer(WIDTH, HEADS),
     "TTT": lambda: TTTLinear(WIDTH, HEADS, batch_size=3),
-    "TTT, odd head width": lambda: TTTLinear(WIDTH, 4, batch_size=4),
+    "TTT, one head": lambda: TTTLinear(WIDTH, 1, batch_size=4),
     "log-linear": lambda: LogLinearAttention(WIDTH, HEADS, levels=9),
     "forgetting": lambda: ForgettingAttention(WIDTH, HEADS),
     "window": lambda: SlidingWindowAttention(WIDTH, HEADS, 3),
