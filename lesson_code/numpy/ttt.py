@@ -56,10 +56,10 @@ def ttt_linear(
 
     The model is :math:`f(x) = w \odot \mathrm{norm}(W^\top x + b) + c`, where norm takes away the
     mean of the channels and divides by their standard deviation (1e-6 is added to the variance).
-    Each token is a step of gradient descent on :math:`\ell_s = \frac12 |f(k_s) - (v_s - k_s)|^2`, but all gradients of a batch are
-    taken at the W and b of its start, so that they can be computed together (Sun et al., 2024,
-    sections 2.4 to 2.7). With :math:`g_s` the gradient of :math:`\ell_s` for
-    :math:`W^\top k_s + b`, and sums over the tokens s of the batch up to t,
+    Each token is a step of gradient descent on :math:`\ell_s = \frac12 |f(k_s) - (v_s - k_s)|^2`,
+    but all gradients of a batch are taken at the W and b of its start, so that they can be computed
+    together (Sun et al., 2024, sections 2.4 to 2.7). With :math:`g_s` the gradient of
+    :math:`\ell_s` for :math:`W^\top k_s + b`, and sums over the tokens s of the batch up to t,
 
     .. math::
 

@@ -31,9 +31,9 @@ class TTTLinear(Mixer):
         y_t &= W_O^\top \mathrm{norm}(o_t)
 
     with the o of :func:`lesson_code.torch.ttt_linear`, which begins at a W and b that are learned,
-    and a layer norm over all F channels. The state is a :class:`TTTState`, (B, H, ...), whose W and
-    b are what was learned since that beginning, with a position of (B, 1). A text that continues
-    from a state is read token by token.
+    and a layer norm over all F channels. The state is a
+    :class:`lesson_code.torch.TTTState`, (B, H, ...), whose W and b are what was learned since that
+    beginning, with a position of (B, 1). A text that continues from a state is read token by token.
 
     Parameters
     ----------
