@@ -118,7 +118,7 @@ def draw(name: str, N: int = 7, leading=(), seed: int = 0, dtype="float64", size
         x = rng.normal(size=own if axes.startswith("(") else (*before, *own))
         if argument in contract.ranges:
             x = RANGES[contract.ranges[argument]](x)
-        if argument == "beta":  # a bounded memory
+        if argument in ("beta", "eta", "share"):  # a bounded memory
             x = 0.3 / (1 + x * x)
         arrays[argument] = np.asarray(x, dtype)
     return arrays

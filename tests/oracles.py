@@ -243,6 +243,41 @@ def mesa(q, k, v, beta, log_decay, ridge, H, G):
     return out, H_t, G_t
 
 
+@oracle(2, 2, 2, 1, 1, 1, 1, 2, 1, 2, 1, 0, reads=(0,))
+def ttt_linear(
+    q, k, v, eta, share, weight, bias, W, b, dW, db, position, *, batch_size, normalize=True
+):
+    """Each token's memory as a sum over its batch, each gradient with a Jacobian."""
+    N, D, first = *k.shape, int(position)
+    out, start = np.zeros(v.shape), 0
+
+    def normed(z):
+        """The norm, and its Jacobian."""
+        if not normalize or not D:
+            return z, np.eye(D)
+        z = z - z.mean()
+        deviation = math.sqrt(z.var() + 1e-6)
+        x = z / deviation
+        return x, (np.eye(D) - (np.ones((D, D)) + np.outer(x, x)) / D) / deviation
+
+    while start < N:
+        stop = min(N, start + batch_size - (first + start) % batch_size)
+        pairs = []
+        for s in range(start, stop):
+            x, jacobian = normed(k[s] @ W + b)
+            pairs.append((eta[s] * k[s], jacobian.T @ (weight * (weight * x + bias - v[s] + k[s]))))
+        for t in range(start, stop):
+            seen = pairs[: t - start + 1]
+            sum_W = dW + sum(np.outer(x, g) for x, g in seen)
+            sum_b = db + sum(eta[start + s] * g for s, (_, g) in enumerate(seen))
+            W_t, b_t = W - share[t] * sum_W, b - share[t] * sum_b
+            out[t] = q[t] + weight * normed(q[t] @ W_t + b_t)[0] + bias
+        dW, db, start = sum_W, sum_b, stop
+        if (first + stop) % batch_size == 0:
+            W, b, dW, db = W_t, b_t, 0 * dW, 0 * db
+    return out, W, b, dW, db, np.array(first + N)
+
+
 @oracle(2, 2, 2, 1, 2, 3, 0, reads=(0, 4))
 def log_linear_attention(q, k, v, log_decay, level_weights, S, position):
     """Blocks are cut off the past from the left, the longest first, as bits are set in t."""

@@ -1,7 +1,8 @@
 """The book's equations in NumPy: a reference that a reader can check by eye.
 
 Arrays are (..., N, D): any leading dimensions, N positions, width D. Float in, the same float dtype
-out; sums are kept in float32 at least. No epsilon is added anywhere. The functions, by chapter:
+out; sums are kept in float32 at least. No epsilon is added anywhere, but to the variance that
+`ttt_linear` divides by. The functions, by chapter:
 
 - Softmax attention: `softmax_attention`, `attention_weights`, `similarity_attention`
 - The bracket trick: `linear_attention` with the forms "quadratic" and "linear"
@@ -21,7 +22,8 @@ out; sums are kept in float32 at least. No epsilon is added anywhere. The functi
 - Forget, then correct: `kimi_delta_attention`, `rwkv7`, `generalized_delta_rule`,
   `gated_delta_product`
 - Mamba-3: `mamba3`, `Mamba3State`
-- Memory that learns: `momentum_delta_rule`, `MomentumState`, `mesa`, `MesaState`
+- Memory that learns: `momentum_delta_rule`, `MomentumState`, `ttt_linear`, `TTTState`, `mesa`,
+  `MesaState`
 - Between a state and a cache: `sliding_window_attention`, `forgetting_attention`,
   `log_linear_attention`, `LogLinearState`
 - One recurrence, many models: `family`, a module with every model as a row of one table
@@ -67,6 +69,7 @@ from lesson_code.numpy.softmax import (
     softmax_attention,
     tiled_softmax_attention,
 )
+from lesson_code.numpy.ttt import TTTState, ttt_linear
 from lesson_code.numpy.window import sliding_window_attention
 from lesson_code.numpy.wkv import WKVState, wkv
 
@@ -76,6 +79,7 @@ __all__ = [
     "Mamba3State",
     "MesaState",
     "MomentumState",
+    "TTTState",
     "WKVState",
     "aft_full",
     "aft_simple",
@@ -116,5 +120,6 @@ __all__ = [
     "tiled_softmax_attention",
     "time_mix",
     "token_shift",
+    "ttt_linear",
     "wkv",
 ]

@@ -14,13 +14,13 @@ class Mamba3State(NamedTuple):
 
     Parameters
     ----------
-    S : array, shape (..., K, P)
+    S : array, shape (..., 2R, P)
         The memory.
-    k : array, shape (..., K)
+    k : array, shape (..., 2R)
         The last key, rotated.
     x : array, shape (..., P)
         The last input.
-    angle : array, shape (..., K / 2)
+    angle : array, shape (..., R)
         The angles by which it was rotated, modulo 2π.
     """
 
@@ -81,9 +81,9 @@ def mamba3(
     trapezoid : array, shape (..., N)
         The share λ of a step that is taken from its end, in [0, 1]: 1 is Mamba-2's rule of Euler,
         1/2 the trapezoidal rule.
-    angle : array, shape (..., N, K / 2)
-        By how much each pair of channels turns at each token, in radians.
-    B, C : array, shape (..., N, K)
+    angle : array, shape (..., N, R)
+        By how much each of R pairs of channels turns at each token, in radians.
+    B, C : array, shape (..., N, 2R)
         Keys and queries before they are rotated; channels 2i and 2i + 1 are a pair.
     form : str, optional
         "recurrent", "parallel" (the masked product) or "chunkwise" (the default). In the last two a
@@ -128,7 +128,7 @@ def mamba3(
 
 
 def rotated(x: Array, theta: Array) -> Array:
-    """The pairs of channels (2i, 2i + 1) turned by the angle i: (..., K) and (..., K / 2)."""
+    """The pairs of channels (2i, 2i + 1) turned by the angle i: (..., 2R) and (..., R)."""
     a, b = x[..., 0::2], x[..., 1::2]
     cos, sin = np.cos(theta), np.sin(theta)
     pairs = np.stack([a * cos - b * sin, a * sin + b * cos], axis=-1)

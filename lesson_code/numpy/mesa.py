@@ -77,8 +77,8 @@ def mesa(
         need products with :math:`H_t` alone and so never form it inside a chunk; both agree to the
         residual that is left).
     iterations : int
-        Steps of the conjugate gradients, from 0. D of them are exact but for rounding; fewer are
-        enough where the eigenvalues of :math:`H_t + \Lambda` are close to each other.
+        Steps of the conjugate gradients, at least 1, which begin at an x of 0. D of them are exact
+        but for rounding; fewer do where the eigenvalues of :math:`H_t + \Lambda` are close.
 
     Examples
     --------

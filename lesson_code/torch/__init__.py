@@ -51,6 +51,7 @@ from lesson_code.torch.softmax import (
     tiled_softmax_attention,
 )
 from lesson_code.torch.transformers import in_transformers
+from lesson_code.torch.ttt import TTTState, ttt_linear
 from lesson_code.torch.window import sliding_window_attention
 from lesson_code.torch.wkv import WKVState, wkv
 
@@ -61,6 +62,7 @@ __all__ = [
     "Mamba3State",
     "MesaState",
     "MomentumState",
+    "TTTState",
     "WKVState",
     "aft_full",
     "aft_simple",
@@ -104,6 +106,7 @@ __all__ = [
     "tiled_softmax_attention",
     "time_mix",
     "token_shift",
+    "ttt_linear",
     "wkv",
 ]
 

@@ -17,13 +17,13 @@ class Mamba3State(NamedTuple):
 
     Parameters
     ----------
-    S : tensor, shape (..., K, P)
+    S : tensor, shape (..., 2R, P)
         The memory.
-    k : tensor, shape (..., K)
+    k : tensor, shape (..., 2R)
         The last key, rotated.
     x : tensor, shape (..., P)
         The last input.
-    angle : tensor, shape (..., K / 2)
+    angle : tensor, shape (..., R)
         The angles by which it was rotated, modulo 2π.
     """
 
@@ -103,7 +103,7 @@ def _outer(k, v):
 
 
 def rotated(x: Tensor, theta: Tensor) -> Tensor:
-    """The pairs of channels (2i, 2i + 1) turned by the angle i: (..., K) and (..., K / 2)."""
+    """The pairs of channels (2i, 2i + 1) turned by the angle i: (..., 2R) and (..., R)."""
     a, b = x[..., 0::2], x[..., 1::2]
     cos, sin = theta.cos(), theta.sin()
     return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)

@@ -117,7 +117,7 @@ class _Solution(torch.autograd.Function):
 def _product(system, p, chunk_size):
     """Row t is (H_t + Λ) p_t."""
     k, k_beta, g, H, ridge = system
-    return additive("chunkwise", p, k_beta, k, g, H, chunk_size=chunk_size)[0] + ridge * p
+    return additive("chunkwise", p, k_beta, k, g, H.mT, chunk_size=chunk_size)[0] + ridge * p
 
 
 def _conjugate_gradients(system, q, chunk_size, iterations):

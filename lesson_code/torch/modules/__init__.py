@@ -34,6 +34,8 @@ made as ``Name(width, num_heads, ...)``:
     Mamba-2's block: the same with one decay for each head
 `Mamba3`
     Mamba-3's block: a state that rotates, and a second write in the place of the convolution
+`TTTLinear`
+    fits a linear model while it reads, by a step of gradient descent for each batch of tokens
 `MesaLayer`
     reads the least-squares answer to all pairs so far
 `LogLinearAttention`
@@ -87,6 +89,7 @@ from lesson_code.torch.modules.rwkv7 import (
     RWKV7TimeMix,
 )
 from lesson_code.torch.modules.softmax import KVCache, RaggedCache, SoftmaxAttention
+from lesson_code.torch.modules.ttt import TTTLinear
 from lesson_code.torch.modules.window import SlidingWindowAttention
 
 __all__ = [
@@ -132,4 +135,5 @@ __all__ = [
     "SoftmaxAttention",
     "StateSpaceDual",
     "StateSpaceDualState",
+    "TTTLinear",
 ]

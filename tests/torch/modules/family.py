@@ -34,6 +34,7 @@ from lesson_code.torch.modules import (
     SlidingWindowAttention,
     SoftmaxAttention,
     StateSpaceDual,
+    TTTLinear,
 )
 
 VOCABULARY, WIDTH, HEADS = 11, 12, 3
@@ -76,6 +77,8 @@ MODULES = {
     "dual": lambda: StateSpaceDual(WIDTH, HEADS, state_width=5),
     "Mamba-3": lambda: Mamba3(WIDTH, HEADS, state_width=4),
     "Mesa": lambda: MesaLayer(WIDTH, HEADS),
+    "TTT": lambda: TTTLinear(WIDTH, HEADS, batch_size=3),
+    "TTT, one head": lambda: TTTLinear(WIDTH, 1, batch_size=4),
     "log-linear": lambda: LogLinearAttention(WIDTH, HEADS, levels=9),
     "forgetting": lambda: ForgettingAttention(WIDTH, HEADS),
     "window": lambda: SlidingWindowAttention(WIDTH, HEADS, 3),

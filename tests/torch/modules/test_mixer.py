@@ -24,6 +24,7 @@ from lesson_code.torch.modules import (
     SoftmaxAttention,
 )
 from lesson_code.torch.modules.in_place import OwnMemory, RoomyCache, own
+from lesson_code.torch.ttt import TTTState
 from tests.torch.modules.family import (
     HEADS,
     MODULES,
@@ -206,7 +207,7 @@ def test_dtypes(name):
         for a, b in zip(leaves(state), leaves(module.initial_state(2)), strict=True):
             assert a.dtype == b.dtype
         for field, x in getattr(state, "_asdict", dict)().items():
-            memory = field in MEMORIES or isinstance(state, Mamba3State)
+            memory = field in MEMORIES or isinstance(state, Mamba3State | TTTState)
             if x.is_floating_point():
                 assert x.dtype == (torch.float32 if memory else dtype), field
     y, state = make(name)(draw(make(name), 3), return_state=True)
