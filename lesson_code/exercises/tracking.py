@@ -264,11 +264,8 @@ def mirror(tokens, odd):
 mirror.mistakes(
     (
         lambda tokens, odd: keys_at(np.pi / 3 * tokens * np.where(odd, 1, -1)),
-        "The mirrors of odd and even positions are exchanged: it turns the other way.",
-    ),
-    (
-        lambda tokens, odd: keys_at(2 * np.pi / 3 * tokens * np.where(odd, -1, 1)),
-        "It turns by twice the angle. A mirror at μ takes the angle φ to 2μ − φ.",
+        "It turns the other way. Are the mirrors of odd and even positions exchanged? Or does "
+        "each token turn by 240°, because its mirror stands at 120° and not at half of it?",
     ),
     (
         lambda tokens, odd: keys_at(np.pi / 3 * tokens),

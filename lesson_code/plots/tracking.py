@@ -100,10 +100,10 @@ def mirrors() -> BookFigure:
             arrow(axes, (x + pitch / 2 - 0.75, y), (x + pitch / 2 + 0.75, y), INK, gap=0)
         for place, name in enumerate(things):
             axes.add_patch(Circle(tuple(corners[place]), 0.48, fc=names[name], ec=INK, zorder=3))
-            write(axes, *corners[place], name, zorder=4, fontweight="bold")
+            write(axes, corners[place, 0], corners[place, 1], name, zorder=4, fontweight="bold")
         for place, (dx, dy) in enumerate(((0.75, -0.3), (-0.75, -0.25), (0.75, -0.25))):
             at = corners[place] + [dx, dy]
-            write(axes, *at, str(place + 1), color=GRAY, fontsize="small")
+            write(axes, at[0], at[1], str(place + 1), color=GRAY, fontsize="small")
     axes.set(xlim=(-0.6, 2 * pitch + 4.6), ylim=(4.7, 0.5))
     return figure
 
