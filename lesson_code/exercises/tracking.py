@@ -227,3 +227,53 @@ keys.mistakes(
         EIGENVALUES,
     ),
 )
+
+# --- One reflection in each of two layers ------------------------------------------------------
+
+LAYERS = Exercise("ex-tracking-layers", CHAPTER)
+
+
+def turned(mirror):
+    """The state after each token, (N, 2), that begins as [1, 0]."""
+
+    def run(tokens):
+        N = len(tokens)
+        odd = np.arange(1, N + 1) % 2
+        k = mirror(tokens, odd)
+        for t in range(N):
+            if not np.array_equal(k[t], mirror(tokens[t : t + 1], odd[t : t + 1])[0]):
+                raise ValueError(f"k[{t}] is not made from token {t} and odd[{t}] alone")
+        v, beta, start = np.zeros((N, 1)), np.full(N, 2.0), np.eye(2)[:, :1]
+        out = [delta_rule(np.tile(q, (N, 1)), k, v, beta, initial_state=start) for q in np.eye(2)]
+        return np.concatenate(out, axis=1)
+
+    return run
+
+
+def keys_at(mu):
+    return np.stack([-np.sin(mu), np.cos(mu)], axis=1)
+
+
+@LAYERS.function(
+    EIGENVALUES, inputs=thirds, special=(all_alike(1), all_alike(2)), view=turned, unit="tokens"
+)
+def mirror(tokens, odd):
+    return keys_at(np.pi / 3 * tokens * np.where(odd, -1, 1))
+
+
+mirror.mistakes(
+    (
+        lambda tokens, odd: keys_at(np.pi / 3 * tokens * np.where(odd, 1, -1)),
+        "It turns the other way. Are the mirrors of odd and even positions exchanged? Or does "
+        "each token turn by 240°, because its mirror stands at 120° and not at half of it?",
+    ),
+    (
+        lambda tokens, odd: keys_at(np.pi / 3 * tokens),
+        "Odd and even positions have the same mirror, and two reflections at it undo each other.",
+    ),
+    (
+        lambda tokens, odd: keys_at(np.pi / 2 + np.pi / 3 * tokens * np.where(odd, -1, 1)),
+        "The keys lie along the mirrors. A key is turned into its negative, so it stands at a "
+        "right angle to the mirror.",
+    ),
+)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.patches import Circle, Polygon
 from matplotlib.ticker import NullFormatter
 from numpy.typing import ArrayLike
 
@@ -75,6 +76,35 @@ def disk() -> BookFigure:
     arrow(axes, (turn[0].real, turn[0].imag), (turn[1].real, turn[1].imag), GREEN, gap=0)
     axes.set(xlim=(-1.25, 1.25), ylim=(-1.15, 1.15), aspect="equal")
     axes.set(xlabel="real part", ylabel="imaginary part", xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    return figure
+
+
+@drawing
+def mirrors() -> BookFigure:
+    """A ring of three places, whose letters change places at two mirrors, one after the other."""
+    figure, axes = canvas(16.2, 4.2, unit=0.385)
+    names = dict(zip("ABC", (pale.BLUE, pale.YELLOW, pale.GREEN), strict=True))
+    angles = np.radians([90, 210, 330])
+    places = 1.5 * np.stack([np.cos(angles), -np.sin(angles)], axis=1)
+    pitch, y = 6.0, 2.9
+    for n, (things, fixed) in enumerate((("ABC", 0), ("ACB", 2), ("CAB", None))):
+        x = 2 + pitch * n
+        corners = places + [x, y]
+        axes.add_patch(Polygon(corners, fill=False, edgecolor=GRAY))
+        if fixed is not None:
+            along = places[fixed] / 1.5
+            ends = np.array([x, y]) + np.outer([1.15, -1.15] * np.array([2.15, 1.55]), along)
+            axes.plot(*ends.T, color=VERMILION, linestyle="--", linewidth=1.8, zorder=1)
+            others = [place + 1 for place in range(3) if place != fixed]
+            write(axes, x + pitch / 2, y - 0.55, "{}↔{}".format(*others))
+            arrow(axes, (x + pitch / 2 - 0.75, y), (x + pitch / 2 + 0.75, y), INK, gap=0)
+        for place, name in enumerate(things):
+            axes.add_patch(Circle(tuple(corners[place]), 0.48, fc=names[name], ec=INK, zorder=3))
+            write(axes, corners[place, 0], corners[place, 1], name, zorder=4, fontweight="bold")
+        for place, (dx, dy) in enumerate(((0.75, -0.3), (-0.75, -0.25), (0.75, -0.25))):
+            at = corners[place] + [dx, dy]
+            write(axes, at[0], at[1], str(place + 1), color=GRAY, fontsize="small")
+    axes.set(xlim=(-0.6, 2 * pitch + 4.6), ylim=(4.7, 0.5))
     return figure
 
 

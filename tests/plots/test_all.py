@@ -149,6 +149,7 @@ FIGURES = {
     "delta.projections": (K, [1.0, 2.0, 2.0], [1.0, 1.0, 0.5]),
     "tracking.cups": ([(1, 3), (2, 5)], 1),
     "tracking.disk": (),
+    "tracking.mirrors": (),
     "tracking.reach": ({"a": {"one": [0, 32, 64], "two": [512] * 3}, "b": {"one": [16] * 3}}, 32),
     "family.token_weights": (K, V[:, 0], {"plain": ROW[:3], "decay": ROW[:3]}),
     "family.memory_over_time": ({"plain": READS, "decay": READS}, {6: "A", 12: "B"}),
