@@ -139,6 +139,8 @@ FIGURES = {
     "retnet.exponents": (0.5, 3, 3),
     "gates.halving": (8,),
     "mamba.selection": (X, [3, 5], {"chosen": X, "fixed": -X}),
+    "mamba.inflow": (),
+    "mamba.turns": ({"fades": [1, 0.5, 0.25], "turns": [1, 0.9j, -0.8]},),
     "mamba.blocks": (),
     "delta.projections": (K, [1.0, 2.0, 2.0], [1.0, 1.0, 0.5]),
     "tracking.cups": ([(1, 3), (2, 5)], 1),
