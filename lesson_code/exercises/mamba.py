@@ -144,6 +144,37 @@ TRAPEZOID.value("weights", [0.25, 0.5, 0.25], TWICE, "three numbers").mistakes(
     ),
 )
 
+# --- A state that counts -----------------------------------------------------------------------
+
+COUNTER = Exercise("ex-mamba-turn", CHAPTER)
+
+COUNTER.value("reads", [8.0, 0.0, 0.0, 8.0], TURN, "four numbers").mistakes(
+    (
+        [8.0, 0.0, -8.0, 0.0],
+        "Each token reads as if its own angle were the only one. The angles add up.",
+    ),
+)
+COUNTER.value("query", [0.0, 1.0], TURN, "two numbers").mistakes(
+    (
+        [0.0, -1.0],
+        "The state is turned back, clockwise. Keys and queries are what turns forward.",
+    ),
+    (
+        [1.0, 0.0],
+        "That query reads 0: after three quarters the point stands at a right angle to it.",
+    ),
+)
+COUNTER.value("counted", [8.0, -4.0, -4.0], TURN, "three numbers").mistakes(
+    (
+        [8.0, 4.0, -4.0],
+        "A third of a circle is 120 degrees, not 60.",
+    ),
+    (
+        [8.0, -4.0, 4.0],
+        "After two moves the sum is 240 degrees. What is its cosine?",
+    ),
+)
+
 # --- The masked product ------------------------------------------------------------------------
 
 MASKED = Exercise("ex-mamba-masked", CHAPTER)

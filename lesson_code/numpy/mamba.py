@@ -120,12 +120,12 @@ def state_space_dual(
     r"""The state space of Mamba-2: one decay for the whole state, and so a masked product.
 
     Computes :eq:`eq-state-space-dual` for one head (Dao and Gu, 2024, sections 3 and 5, and listing
-    1 for the chunks). With :math:`a_t = e^{g_t}` and the products of decays
-    :math:`\Gamma_{tj} = a_t \cdots a_{j+1}`, 0 for j > t,
+    1 for the chunks). With :math:`\alpha_t = e^{g_t}` and the products of decays
+    :math:`\Gamma_{tj} = \alpha_t \cdots \alpha_{j+1}`, 0 for j > t,
 
     .. math::
 
-        S_t &= a_t S_{t-1} + B_t x_t^\top, \qquad y_t = S_t^\top C_t \\
+        S_t &= \alpha_t S_{t-1} + B_t x_t^\top, \qquad y_t = S_t^\top C_t \\
         Y &= \left(C B^\top \odot \Gamma\right) X
 
     Parameters

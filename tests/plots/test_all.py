@@ -139,6 +139,8 @@ FIGURES = {
     "retnet.exponents": (0.5, 3, 3),
     "gates.halving": (8,),
     "mamba.selection": (X, [3, 5], {"chosen": X, "fixed": -X}),
+    "mamba.inflow": (),
+    "mamba.turns": ({"fades": [1, 0.5, 0.25], "turns": [1, 0.9j, -0.8]},),
     "mamba.blocks": (),
     "gated_delta.answers": (["one", "two"], GO[:2], {"a": GO[:2], "b": 0 * GO[:2]}, ("x", "y")),
     "gated_delta.two_shares": (),
