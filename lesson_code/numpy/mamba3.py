@@ -12,6 +12,8 @@ from lesson_code.numpy.recurrence import outer, read, tokens
 class Mamba3State(NamedTuple):
     """What Mamba-3 remembers: its memory, and of the last token what the next one writes again.
 
+    Between two tokens of :eq:`eq-mamba3`.
+
     Parameters
     ----------
     S : array, shape (..., 2R, P)

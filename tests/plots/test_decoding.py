@@ -43,8 +43,8 @@ def test_only_the_bytes_of_what_was_not_run_are_hollow() -> None:
 
 
 def test_every_line_is_named_once() -> None:
-    (legend,) = decoding.contexts(ROWS, ["state", "cache"]).legends
-    assert [text.get_text() for text in legend.get_texts()] == ["state", "cache"]
+    for axes in decoding.contexts(ROWS, ["state", "cache"]).axes:
+        assert [text.get_text() for text in axes.texts] == ["state", "cache"]
 
 
 def test_readers_who_do_not_fit_are_hollow() -> None:
@@ -55,4 +55,4 @@ def test_readers_who_do_not_fit_are_hollow() -> None:
     assert points(beyond) == [(4, 6), (6, 4 + 8 / 6)]
     assert [x for x, _ in points(state)] == [1, 2, 4, 6] and not points(nobody)
     assert same_color(beyond.get_markerfacecolor(), "white")
-    assert [text.get_text() for text in axes.texts[:1]] == ["8.0 MB\n2 readers"]
+    assert [text.get_text() for text in axes.texts[:1]] == ["8.0 MB, 2 readers"]
