@@ -55,6 +55,10 @@ def without(label: str) -> equations.Table:
 
 
 WRITE = "tests/numpy/test_linear.py::test_worked_numbers_written_and_read"
+def without(table: dict, name: str) -> dict:
+    return {key: value for key, value in table.items() if key != name}
+
+
 WRONG = {
     "an equation of the table alone": (
         with_row("eq-of-nothing", why="There is none."),
@@ -92,7 +96,7 @@ WRONG = {
         "the docstring of lesson_code.numpy.LinearAttentionState.write says so already",
     ),
     "a function without equation": (
-        replace(TABLE, functions={}),
+        replace(TABLE, functions=without(TABLE.functions, "lesson_code.numpy.identity")),
         "lesson_code.numpy.identity: neither an equation nor a reason",
     ),
     "a function with a needless reason": (
