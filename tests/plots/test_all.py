@@ -48,7 +48,7 @@ FIGURES = {
     "softmax.tiles": (5,),
     "bracket.two_brackets": (512, 64),
     "bracket.weight_rows": (KEYS[:1], KEYS),
-    "bracket.price_of_sharpness": (10, 10_000),
+    "bracket.sharpness": ([64, 1000], {10: [0.9, 0.5], 5: [0.5, 0.1]}, [0.04, 0.001], 64),
     "bracket.gain": ([16, 128, 1024], [0.9, 1.2, 6], [0.2, 2, 16]),
     "memory.writes": (K, V, ("red", "round", "cherry")),
     "memory.signal_and_crosstalk": (K, V, 0),
