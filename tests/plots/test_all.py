@@ -53,7 +53,7 @@ FIGURES = {
     "memory.writes": (K, V, ("red", "round", "cherry")),
     "memory.signal_and_crosstalk": (K, V, 0),
     "memory.capacity": ([2, 3, 5], {16: [0.1, 0.1, 0.2], 64: [0.02, 0.03, 0.06]}),
-    "memory.overlaps": ({16: [-0.2, 0.1, 0.3], 64: [-0.1, 0.0, 0.1]},),
+    "memory.drowning": ({"a": {1: X[:4], 9: X[4:]}, "b": {1: X[:4], 9: X[4:]}},),
     "memory.retrieval": (
         [0.25, 1, 4],
         {16: [0.01, 0.2, 0.5], 64: [0, 0.002, 0.2]},
