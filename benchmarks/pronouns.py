@@ -144,6 +144,15 @@ def on_nouns(weights, data, **options):
     return {"on meant": both[0].item(), "on other": both[1].item()}
 
 
+@torch.no_grad()
+def after(adjective, weights, data, **options):
+    """The mean weights of the first nine words, in the sentences that end in an adjective."""
+    tokens, lengths, _ = data
+    a = attend(weights, tokens, lengths, **options)[0][:, 0, 0]
+    last = tokens[torch.arange(len(tokens)), lengths - 1]
+    return a[last == WORDS.index(adjective), :9].double().mean(dim=0).tolist()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000)
@@ -177,6 +186,8 @@ def main():
                     loss, right = judge(weights, held_out, **model)
                     nouns = on_nouns(weights, held_out, **model)
                     log.append({"step": t, "loss": loss, "held out": right} | nouns)
+                    for word in ("big", "small"):
+                        log[-1][word] = after(word, weights, held_out, **model)
 
                 first = options.linear and seed == options.seeds[0]
                 weights = train(training, seed, rate, options.steps, first and watch, **model)

@@ -44,6 +44,7 @@ FIGURES = {
         [(["the", "cherry", "is", "red"], [0.05, 0.9, 0, 0.05])] * 2,
         "ab",
     ),
+    "softmax.learning": ([0, 10], {"big": np.eye(2, 3), "small": np.eye(2, 3)}, "abc"),
     "softmax.weights_side_by_side": (Q, K, [f"token {i}" for i in range(len(K))]),
     "softmax.tiles": (5,),
     "bracket.two_brackets": (512, 64),
