@@ -145,12 +145,28 @@ def on_nouns(weights, data, **options):
 
 
 @torch.no_grad()
-def after(adjective, weights, data, **options):
-    """The mean weights of the first nine words, in the sentences that end in an adjective."""
-    tokens, lengths, _ = data
+def by_adjective(weights, data, **options):
+    """For each last word, the mean weight of the noun meant, and those of the first nine words."""
+    tokens, lengths, nouns = data
     a = attend(weights, tokens, lengths, **options)[0][:, 0, 0]
+    meant = (a * (tokens == nouns[:, :1])).sum(dim=1)
     last = tokens[torch.arange(len(tokens)), lengths - 1]
-    return a[last == WORDS.index(adjective), :9].double().mean(dim=0).tolist()
+    groups = {WORDS[i]: last == i for i in last.unique()}
+    return {
+        word: (meant[group].mean().item(), a[group, :9].double().mean(dim=0).tolist())
+        for word, group in groups.items()
+    }
+
+
+def longest_stuck(log):
+    """Steps for which the noun meant has had a weight below 0.01 for one and the same adjective."""
+    longest = 0
+    for word in log[0]["nouns"]:
+        run = 0
+        for row in log:
+            run = run + 10 if row["nouns"][word] < 0.01 else 0
+            longest = max(longest, run)
+    return longest
 
 
 def main():
@@ -186,14 +202,16 @@ def main():
                     loss, right = judge(weights, held_out, **model)
                     nouns = on_nouns(weights, held_out, **model)
                     log.append({"step": t, "loss": loss, "held out": right} | nouns)
-                    for word in ("big", "small"):
-                        log[-1][word] = after(word, weights, held_out, **model)
+                    asked = by_adjective(weights, held_out, **model)
+                    log[-1]["nouns"] = {word: on_noun for word, (on_noun, _) in asked.items()}
+                    log[-1] |= {word: asked[word][1] for word in ("big", "small")}
 
-                first = options.linear and seed == options.seeds[0]
-                weights = train(training, seed, rate, options.steps, first and watch, **model)
+                watching = watch if options.linear else None
+                weights = train(training, seed, rate, options.steps, watching, **model)
                 tried.append((*judge(weights, training, **model), rate, weights, seen_so_far))
             loss, seen, rate, weights, log = min(tried, key=lambda run: run[0])
-            watched += [{"model": name} | row for row in log]
+            if seed == options.seeds[0]:
+                watched += [{"model": name} | row for row in log]
             right = judge(weights, held_out, **model)[1]
             rows.append(
                 {
@@ -210,6 +228,7 @@ def main():
                 rows[-1] |= mistakes(weights, held_out, **model)
             if options.linear:
                 rows[-1] |= on_nouns(weights, held_out, **model)
+                rows[-1]["stuck"] = longest_stuck(log)
             print(
                 f"{name:25} seed {seed}  rate {rate:.2f}  loss {loss:.3f}"
                 f"  training {seen:.3f}  held out {right:.3f}",
