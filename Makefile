@@ -72,6 +72,7 @@ bench: .venv/ready  ## measure again what the book quotes
 train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/pronouns.py
 	"$(BIN)"/python benchmarks/pronouns.py --scale --seeds 0 1 2
+	"$(BIN)"/python benchmarks/pronouns.py --linear
 	"$(BIN)"/python benchmarks/layer.py
 	"$(BIN)"/python benchmarks/recall.py
 	"$(BIN)"/python benchmarks/overwriting.py

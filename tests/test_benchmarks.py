@@ -82,7 +82,7 @@ def test_a_result_says_where_it_comes_from(name: str) -> None:
 
 def test_every_result_has_its_script() -> None:
     folder = Path(results.__file__).parent
-    ends = re.compile("_(cuda|scale)$")  # what a script writes with an option
+    ends = re.compile("_(cuda|scale|linear)$")  # what a script writes with an option
     found = {ends.sub("", path.stem) for path in folder.glob("*.json")}
     assert found - {"kernels"} == set(NAMES)
 

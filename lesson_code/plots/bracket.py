@@ -1,6 +1,6 @@
 """Figures of the bracket trick: both orders to scale, rows of weights, their price, the gain."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.ticker import StrMethodFormatter
@@ -58,8 +58,10 @@ def _row(axes, parts, y, N):
         if (rows, columns) not in seen:
             below = {"va": "top", "ha": "left" if rows == columns < N else "center"}
             place = x if below["ha"] == "left" else center
-            shape = f"{rows}×{columns}"
-            write(axes, place, y - rows / 2 - gap_above, shape, fontsize=11, color=GRAY, **below)
+            shape, style = f"{rows}×{columns}", {"fontsize": 11, "color": GRAY}
+            if fill != PLAIN:
+                shape, style["linespacing"] = f"{shape} =\n{rows * columns:,} numbers", 1.3
+            write(axes, place, y - rows / 2 - gap_above, shape, **style, **below)
         seen.add((rows, columns))
         x += columns + gap
     return x
@@ -120,21 +122,32 @@ def gain(N: Sequence[int], measured: Sequence[float], counted: Sequence[float]) 
 
 
 @drawing
-def price_of_sharpness(first: int, last: int) -> BookFigure:
-    """What half of the weight costs for each of N keys: features, or a lead in softmax's scores."""
-    height = 3.4
+def sharpness(
+    N: Sequence[int], softmax: Mapping[int, Sequence[float]], linear: Sequence[float], C: int
+) -> BookFigure:
+    """The weight of the right one of N keys: the most that C features allow, and what is reached.
+
+    softmax has measured weights for queries of each length, linear those of elu + 1.
+    """
+    height, floor, top = 3.9, 1e-4, 1.6
     figure, ((axes,),) = new_figure(height=height)
-    N = np.geomspace(first, last, 60)
-    floor = 1.0
-    axes.fill_between(N, floor, N / 2, color=pale.BLUE, linewidth=0)
-    axes.plot(N, N / 2, label="features", **look(0, marker=None))
-    axes.plot(N, np.log(N - 1), label="lead", **look(1, marker=None))
-    axes.set(xscale="log", yscale="log", xlabel="words N", ylabel="needed for one half")
-    axes.set(xlim=(first, last), ylim=(floor, last))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    name_lines(axes, axes.get_lines(), height)
-    center = float(np.sqrt(first * last))
-    text = "too few features:\nno map can do it"
-    beside(axes, text, (2.2 * center, 0.1 * center), (0, 0), ha="left", va="center", fontsize=12)
+    bound = np.minimum(1, C / np.asarray(N))
+    axes.fill_between(N, bound, top, color=pale.BLUE, linewidth=0)
+    axes.plot(N, bound, label=f"{C} features\nat most", **look(0, marker=None))
+    for index, (length, weights) in enumerate(softmax.items()):
+        style = look(1, markersize=6) | {"linestyle": ("-", "--")[index]}
+        axes.plot(N, weights, label=f"softmax,\n$|q| = {length}$", **style)
+    axes.plot(N, linear, label="elu + 1", **look(2, markersize=6))
+    for line in axes.get_lines():
+        at = tuple(np.asarray(line.get_xydata())[-1])
+        up = -12 if str(line.get_label()).endswith("most") else 0
+        up = 12 if line.get_linestyle() == "--" and "5" in str(line.get_label()) else up
+        style = {"color": line.get_color(), "va": "center", "annotation_clip": False}
+        beside(axes, str(line.get_label()), at, (8, up), linespacing=1, **style)
+    axes.set(xscale="log", yscale="log", xlabel="words N", ylabel="weight of the right word")
+    axes.set(xlim=(0.94 * N[0], 1.06 * N[-1]), ylim=(floor, top))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    text = f"no map of {C} features\ngets here"
+    beside(axes, text, (2600, 0.19), (0, 0), ha="center", va="center", fontsize=12)
     return figure

@@ -1,4 +1,4 @@
-"""Figures of the outer-product memory: writes, signal and crosstalk, the capacity law."""
+"""Figures of the outer-product memory: writes, a drowning picture, the capacity law."""
 
 from collections.abc import Mapping, Sequence
 
@@ -99,19 +99,26 @@ def capacity(pairs: ArrayLike, measured: Mapping[int, ArrayLike]) -> BookFigure:
 
 
 @drawing
-def overlaps(products: Mapping[int, ArrayLike]) -> BookFigure:
-    """Histograms of the dot products of unit keys, one panel for each width D."""
-    figure, axes = new_figure(1, len(products), width=5.4, height=3.6, sharex=True)
-    bins = np.linspace(-1, 1, 101)
-    for (panel,), (D, dots) in zip(axes, products.items(), strict=True):
-        dots = np.asarray(dots)
-        panel.hist(dots, bins, density=True, color="#9ecae8", edgecolor=BLUE, linewidth=0.4)
-        for x, text in ((0.01, f"$D = {D}$"), (0.99, f"spread {np.sqrt(np.mean(dots**2)):.3f}")):
-            ha = "left" if x < 0.5 else "right"
-            panel.text(x, 0.85, text, transform=panel.transAxes, va="top", ha=ha)
-        panel.set(xlim=(-1, 1), yticks=[])
-        panel.grid(visible=False, axis="y")
-    panel.set_xlabel("dot product of two random unit keys")
+def drowning(rows: Mapping[str, Mapping[int, NDArray]]) -> BookFigure:
+    """Square pictures, one row for each reader, one column for each number of facts.
+
+    A row maps the number of facts to what was read, with pixels around -1 (paper) and 1 (ink).
+    """
+    counts = list(next(iter(rows.values())))
+    width = 6.4
+    height = width / len(counts) * len(rows) + 0.45
+    figure, axes = new_figure(len(counts), len(rows), width=width, height=height)
+    for line, (name, pictures) in zip(axes, rows.items(), strict=True):
+        for panel, n in zip(line, counts, strict=True):
+            side = round(np.sqrt(pictures[n].size))
+            pixels = pictures[n].reshape(side, side)
+            panel.imshow(pixels, cmap="Greys", vmin=-2, vmax=2, interpolation="nearest")
+            panel.set(xticks=[], yticks=[])
+            panel.grid(visible=False)
+            panel.spines[["top", "right"]].set_visible(True)
+        line[0].set_ylabel(name, fontsize=13)
+    for panel, n in zip(axes[0], counts, strict=True):
+        panel.set_title(f"$n = {n}$", fontsize=13)
     return figure
 
 

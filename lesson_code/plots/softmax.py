@@ -1,6 +1,6 @@
 """Figures of softmax attention: who takes from whom, the causal mask, tiles."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.patches import PathPatch, Polygon
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from lesson_code.numpy import attention_weights
 from lesson_code.plots import pale
 from lesson_code.plots.cells import box, canvas, rectangle, write
-from lesson_code.plots.colors import BLUE, GRAY, INK, POSITIVE, VERMILION
+from lesson_code.plots.colors import BLUE, GRAY, INK, POSITIVE, VERMILION, look
+from lesson_code.plots.lines import legend_below
 from lesson_code.plots.matrices import draw_causal, draw_matrix
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
@@ -61,6 +62,24 @@ def words_and_weights(
 def width_of(text: str, size: float) -> float:
     """Width in points."""
     return TextPath((0, 0), text, size=size).get_extents().width
+
+
+@drawing
+def learning(
+    steps: Sequence[int], panels: Mapping[str, NDArray], names: Sequence[str]
+) -> BookFigure:
+    """Weights of named words over the steps of training, one panel for each word that asks.
+
+    A panel has the shape (steps, words).
+    """
+    figure, axes = new_figure(len(panels), height=3.2, sharex=True, sharey=True)
+    for panel, (word, weights) in zip(axes[0], panels.items(), strict=True):
+        for index, (name, y) in enumerate(zip(names, weights.T, strict=True)):
+            panel.plot(steps, y, label=name, **look(index, markersize=4, markevery=2))
+        panel.set(title=f"“{word}” asks", xlabel="step of training")
+    axes[0, 0].set_ylabel("weight")
+    legend_below(figure, *axes[0, 0].get_legend_handles_labels())
+    return figure
 
 
 @drawing
