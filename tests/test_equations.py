@@ -54,11 +54,9 @@ def without(label: str) -> equations.Table:
     return replace(TABLE, equations={k: v for k, v in TABLE.equations.items() if k != label})
 
 
+REASONS = {k: v for k, v in TABLE.functions.items() if not k.endswith("identity")}
+
 WRITE = "tests/numpy/test_linear.py::test_worked_numbers_written_and_read"
-def without(table: dict, name: str) -> dict:
-    return {key: value for key, value in table.items() if key != name}
-
-
 WRONG = {
     "an equation of the table alone": (
         with_row("eq-of-nothing", why="There is none."),
@@ -96,7 +94,7 @@ WRONG = {
         "the docstring of lesson_code.numpy.LinearAttentionState.write says so already",
     ),
     "a function without equation": (
-        replace(TABLE, functions=without(TABLE.functions, "lesson_code.numpy.identity")),
+        replace(TABLE, functions=REASONS),
         "lesson_code.numpy.identity: neither an equation nor a reason",
     ),
     "a function with a needless reason": (
