@@ -161,7 +161,7 @@ def reasons(
         for y, kernels in enumerate(case.values()):
             for index, (kernel, ends) in enumerate(kernels.items()):
                 style = look(index, markersize=7, linewidth=3, zorder=4) | {"linestyle": "-"}
-                height = y + 0.22 * (index - (len(kernels) - 1) / 2)
+                height = y + 0.66 / max(3, len(kernels)) * (index - (len(kernels) - 1) / 2)
                 (handles[kernel],) = axes.plot(ends, [height] * 2, **style)
         line = axes.axvline(bytes_alone, color=INK, linestyle=(0, (1.5, 1.5)), linewidth=1.6)
         axes.set_yticks(range(len(case)), list(case))
