@@ -44,9 +44,9 @@ def their_kimi_delta_attention(q, k, v, beta, g):
 
 
 def their_state_space_dual(x, g, B, C):
-    """With a step of -g and a rate of -1, and values that this step multiplies."""
+    """With a step of -g and a rate of -1, values that it multiplies, and Nemotron-H's chunks."""
     rate = -torch.ones(x.shape[2])
-    return of("nemotron_h", "mamba2_chunk_scan")(x, -g, rate, B, C, 64)
+    return of("nemotron_h", "mamba2_chunk_scan")(x, -g, rate, B, C, 128)
 
 
 THEIRS = {
