@@ -39,7 +39,7 @@ from lesson_code.torch import draw_logistic_mixture
 from lesson_code.torch.modules import ImageModel, LinearAttention, SoftmaxAttention
 from lesson_code.torch.modules._parts import merge_heads, split_heads
 from lesson_code.torch.modules.in_place import own
-from lesson_code.torch.modules.softmax import KVCache, _rotate
+from lesson_code.torch.modules.softmax import KVCache, rotate
 
 WIDTH, HEADS, LEVELS, SEED = 256, 8, 256, 0
 SIZES = [(8, 784), (16, 3072)]
@@ -51,7 +51,7 @@ class TiledAttention(SoftmaxAttention):
 
     def mix(self, x, state):
         q, k, v = (split_heads(f(x), HEADS) for f in (self.query, self.key, self.value))
-        q, k = _rotate(q, 0), _rotate(k, 0)
+        q, k = rotate(q, 0), rotate(k, 0)
         out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.output(merge_heads(out)), KVCache(k, v)
 

@@ -219,8 +219,10 @@ def test_recall_is_trained_again_where_it_is_missing(tmp_path: Path) -> None:
     output = tmp_path / "recall.json"
     result = train("recall", output, expect="11 runs, 11 left")
     assert len(result["rows"]) == 11
-    sizes = [row["parameters"] for row in result["rows"]]
-    assert max(sizes) <= 1.01 * min(sizes)
+    by_task: dict = {}  # more keys need a larger vocabulary
+    for row in result["rows"]:
+        by_task.setdefault(row.get("keys"), []).append(row["parameters"])
+    assert all(max(sizes) <= 1.01 * min(sizes) for sizes in by_task.values())
     assert {row["heads"] for row in result["rows"] if row["mixer"] == "delta"} == {2, 4}
 
     kept = [row for row in result["rows"] if row["mixer"] not in ("softmax", "delta")]
@@ -386,14 +388,19 @@ def test_many_readers_gain_less_in_time_than_in_bytes() -> None:
 def test_committed_training_is_of_this_version_and_whole(name: str) -> None:
     module, result = script(name), results.load(name)
     assert result["settings"] == module.SETTINGS
-    sizes = [row["parameters"] for row in result["rows"]]
-    assert max(sizes) <= 1.01 * min(sizes)
+    by_task: dict = {}  # more keys need a larger vocabulary
+    for row in result["rows"]:
+        by_task.setdefault(row.get("keys"), []).append(row["parameters"])
+    assert all(max(sizes) <= 1.01 * min(sizes) for sizes in by_task.values())
     if name == "recall":
         runs = [(row["mixer"], row["heads"], row["seed"]) for row in result["rows"]]
         assert runs == module.all_jobs(module.SETTINGS)
     elif name == "layer":
         runs = [module.job_of(row) for row in result["rows"]]
         assert runs == module.all_jobs(module.SETTINGS, result["rows"])
+    elif name == "overwriting":
+        runs = [module.job_of(row) for row in result["rows"]]
+        assert sorted(runs) == sorted(module.all_jobs(result["rows"], module.SETTINGS))
     else:
         runs = [(row["mixer"], row["seed"]) for row in result["rows"]]
         seeds = module.SETTINGS["seeds"]
