@@ -345,6 +345,9 @@ def test_the_table_is_searched_and_lists_of_links_close(site: Path, browser) -> 
     assert rows.count() == everything
 
     page.goto((site / "book/03_outer_product_memory.html").as_uri())
+    page.evaluate(
+        "async () => { await window.MathJax?.startup?.promise; await document.fonts.ready }"
+    )
     summary = page.locator("#equation-eq-write summary").first
     height = page.evaluate("document.documentElement.scrollHeight")
     summary.focus()
