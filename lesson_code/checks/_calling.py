@@ -187,6 +187,14 @@ def refuse_none(result):
         raise Unusable("returned None: is its return missing?")
 
 
+def refuse_no_pair(result):
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise AssertionError(
+            "With return_state=True your function must return the pair (out, state), it returned "
+            f"{type(result).__name__}."
+        )
+
+
 def told(error):
     """An exception in a sentence."""
     return ": ".join(filter(None, [type(error).__name__, str(error).rstrip(". ")])) + "."

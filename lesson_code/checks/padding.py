@@ -12,6 +12,7 @@ from lesson_code.checks._calling import (
     is_float,
     like,
     output_of,
+    refuse_no_pair,
     run,
     time_axes_of,
     to_numpy,
@@ -73,11 +74,7 @@ def check_padding(fn: Callable, *, inputs: Callable | None = None, seed: int = 0
         counts = like(np.array(lengths), template)
         counts = counts.long() if hasattr(counts, "long") else counts.astype(np.int64)
         result = run(fn, names, args, lengths=counts, initial_state=state, return_state=True)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise AssertionError(
-                "With return_state=True your function must return the pair (out, state), it "
-                f"returned {type(result).__name__}."
-            )
+        refuse_no_pair(result)
         return output_of(result), result[1]
 
     def padded(which):

@@ -15,6 +15,7 @@ from lesson_code.checks._calling import (
     length_of,
     map_arrays,
     output_of,
+    refuse_no_pair,
     run,
     time_axes_of,
     time_axis_of,
@@ -134,11 +135,7 @@ def _step(fn, names, args, state):
         raise AssertionError(
             f"{error} An empty piece has an empty output and leaves the state as it was."
         ) from error
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise AssertionError(
-            "With return_state=True your function must return the pair (out, state), it returned "
-            f"{type(result).__name__}."
-        )
+    refuse_no_pair(result)
     before, after = values_of(given), values_of(state)
     if len(before) != len(after) or not all(map(unchanged, before, after)):
         raise AssertionError(

@@ -1,4 +1,4 @@
-"""Functions of single numbers that must not divide by zero, in value and in gradient."""
+"""Functions of single numbers: a quotient without division by zero, and a turn of a plane."""
 
 import torch
 from torch import Tensor
@@ -8,3 +8,8 @@ def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """``numerator / denominator``, and 0 where the denominator is exactly 0."""
     zero = denominator == 0
     return torch.where(zero, 0, numerator / torch.where(zero, 1, denominator))
+
+
+def turn(a: Tensor, b: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    """Points (a, b) of planes, turned by an angle each."""
+    return a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lesson_code.torch.elementwise import turn
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.operator import operator
 
@@ -105,5 +106,4 @@ def _outer(k, v):
 def rotated(x: Tensor, theta: Tensor) -> Tensor:
     """The pairs of channels (2i, 2i + 1) turned by the angle i: (..., 2R) and (..., R)."""
     a, b = x[..., 0::2], x[..., 1::2]
-    cos, sin = theta.cos(), theta.sin()
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+    return torch.stack(turn(a, b, theta), dim=-1).flatten(-2)

@@ -72,11 +72,6 @@ def of_length_one(x: Tensor) -> Tensor:
     return x * (x.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def turn(a: Tensor, b: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-    """Points (a, b) of planes, turned by an angle each."""
-    return a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
-
-
 def shift(x: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
     """The input before each of x (B, N, F), and the last of all; before x comes `last`, or 0."""
     last = x.new_zeros(len(x), x.shape[-1]) if last is None else last.to(x.dtype)

@@ -9,7 +9,7 @@ from lesson_code import _arguments
 from lesson_code.torch.modules._parts import check_tokens
 from lesson_code.torch.modules.blocks import make_blocks
 from lesson_code.torch.modules.in_place import own
-from lesson_code.torch.modules.ragged import check_lengths, read_rows, without_padding
+from lesson_code.torch.modules.ragged import check_lengths, read_rows
 
 
 class LanguageModel(nn.Module):
@@ -93,7 +93,13 @@ class LanguageModel(nn.Module):
         check_tokens("tokens", tokens, "B, N")
         _arguments.check_flags(return_state=return_state)
         if lengths is not None:
-            return self._read_rows(tokens, check_lengths(lengths, tokens), state, return_state)
+            lengths = check_lengths(lengths, tokens)
+
+            def logits_of(state, tokens):
+                return self(tokens, state=state, return_state=True)[::-1]
+
+            state, logits = read_rows(logits_of, lengths, state, return_state, tokens)
+            return (logits, state) if return_state else logits
         read = self.blocks(self._embed("tokens", tokens), state=state, return_state=return_state)
         if not return_state:
             return self._logits(read)
@@ -167,17 +173,6 @@ class LanguageModel(nn.Module):
                 logits, state = self.step(text[-1][:, 0], state)
             text.append(_choose(logits, temperature, generator).to(prompt.dtype))
         return torch.cat(text, dim=1)
-
-    def _read_rows(self, tokens, lengths, state, return_state):
-        if not return_state:
-            logits = self(without_padding(tokens, lengths), state=state)
-            return without_padding(logits, lengths)
-
-        def read(state, tokens):
-            return self(tokens, state=state, return_state=True)[::-1]
-
-        state, logits = read_rows(read, lengths, state, tokens)
-        return logits, state
 
     def _embed(self, name, tokens):
         try:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lesson_code import _arguments
-from lesson_code.torch.modules.ragged import check_lengths, read_rows, without_padding
+from lesson_code.torch.modules.ragged import check_lengths, read_rows
 
 
 class Mixer(nn.Module):
@@ -103,9 +103,13 @@ class Mixer(nn.Module):
         """
         self._check("x", x, "B, N")
         _arguments.check_flags(return_state=return_state)
-        if lengths is not None:
-            return self._mix_rows(x, check_lengths(lengths, x), state, return_state)
-        y, state = self.mix(x, state)
+        if lengths is None:
+            y, state = self.mix(x, state)
+        else:
+            lengths = check_lengths(lengths, x)
+            state, y = read_rows(
+                lambda state, x: self.mix(x, state)[::-1], lengths, state, return_state, x
+            )
         return (y, state) if return_state else y
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -152,12 +156,6 @@ class Mixer(nn.Module):
     def mix_one(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, state = self.mix(x_t[:, None], state)
         return y[:, 0], state
-
-    def _mix_rows(self, x, lengths, state, return_state):
-        if not return_state:
-            return without_padding(self.mix(without_padding(x, lengths), state)[0], lengths)
-        state, y = read_rows(lambda state, x: self.mix(x, state)[::-1], lengths, state, x)
-        return y, state
 
     def _check_step(self, x_t, state):
         self._check("x_t", x_t, "B")

@@ -33,19 +33,21 @@ def check_lengths(lengths: Any, x: Tensor, minimum: int = 0) -> Tensor:
     return lengths
 
 
-def without_padding(x: Tensor, lengths: Tensor) -> Tensor:
-    """x (B, N, ...) with 0 at padding, whatever stood there."""
-    real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-    return torch.where(real.view(*real.shape, *[1] * (x.ndim - 2)), x, 0)
-
-
 def read_rows(
-    function: Callable[..., tuple], lengths: Tensor, state: Any, *inputs: Tensor | None
+    function: Callable[..., tuple],
+    lengths: Tensor,
+    state: Any,
+    return_state: bool,
+    *inputs: Tensor | None,
 ) -> tuple:
     """The states and outputs of function(state, *inputs), each row as if it were alone.
 
-    Inputs and outputs are (B, N, ...); outputs at padding are 0. An input may be None.
+    Inputs and outputs are (B, N, ...); outputs at padding are 0. An input may be None. The states
+    are None where nobody asks for them: a single pass is enough then.
     """
+    if not return_state:
+        _, *out = function(state, *(_without_padding(x, lengths) for x in inputs))
+        return None, *(_without_padding(y, lengths) for y in out)
     N = max(x.shape[1] for x in inputs if x is not None)
     rows_read, states, outputs = [], [], []
     for n in lengths.unique().tolist() or [0]:
@@ -58,6 +60,14 @@ def read_rows(
     back = torch.cat(rows_read).argsort()
     joined = (torch.cat(pieces)[back] for pieces in zip(*outputs, strict=True))
     return _rows_of(_joined(states), back), *joined
+
+
+def _without_padding(x, lengths):
+    """x (B, N, ...) with 0 at padding, whatever stood there; None stays."""
+    if x is None:
+        return None
+    real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    return torch.where(real.view(*real.shape, *[1] * (x.ndim - 2)), x, 0)
 
 
 def _rows_of(state, rows):

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lesson_code.torch.modules._parts import check_heads, check_state, split_heads, turn
+from lesson_code.torch.elementwise import turn
+from lesson_code.torch.modules._parts import check_heads, check_state, split_heads
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate
 from lesson_code.torch.retention import retention

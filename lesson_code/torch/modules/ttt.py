@@ -5,12 +5,12 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from lesson_code import _arguments
+from lesson_code.torch.elementwise import turn
 from lesson_code.torch.modules._parts import (
     check_heads,
     check_state,
     merge_heads,
     split_heads,
-    turn,
 )
 from lesson_code.torch.modules.mixer import Mixer
 from lesson_code.torch.precision import accumulate

@@ -43,7 +43,7 @@ class ValueMixer(Mixer):
                 y, state, first_values = self.mix_values(x, state, first_values)
                 return state, y, first_values
 
-            state, y, first_values = read_rows(mix, lengths, state, x, first_values)
+            state, y, first_values = read_rows(mix, lengths, state, return_state, x, first_values)
         else:
             y, state, first_values = self.mix_values(x, state, first_values)
         asked = [state] * return_state + [first_values] * return_first_values
