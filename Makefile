@@ -5,7 +5,7 @@
 
 BIN := .venv/bin
 
-.PHONY: book serve test quick test-colab lint format types hooks execute tidy bench bench-gpu train clean help
+.PHONY: book pdf serve test quick test-colab lint format types hooks execute tidy bench bench-gpu train clean help
 
 # A failed build is removed with what it has read: built again, unchanged pages would not repeat their warnings.
 book: .venv/ready _build/tools  ## build the book into _build/html (plain `make` does that too)
@@ -16,6 +16,10 @@ serve:  ## show the book at http://127.0.0.1:8000
 	@test -f _build/html/index.html || { echo 'There is no book to serve yet: type `make book` first.'; exit 1; }
 	@echo 'The book is at http://127.0.0.1:8000 until you press Ctrl-C.'
 	@"$(BIN)"/python -m http.server 8000 --bind 127.0.0.1 --directory _build/html
+
+# Needs Chromium, takes some minutes, and puts a link on the landing page.
+pdf: book  ## print the whole book into _build/html/linear-attention.pdf
+	@"$(BIN)"/python -m tools.pdf
 
 test: .venv/ready  ## run all tests, style and types among them, and every cell of every notebook
 	"$(BIN)"/python -m pytest -n $(or $(JOBS),2) --dist loadfile $(if $(NO_SKIPS),--no-skips)
@@ -63,12 +67,14 @@ bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/delta.py
 	"$(BIN)"/python benchmarks/exchange.py
 	"$(BIN)"/python benchmarks/real_models.py
+	"$(BIN)"/python benchmarks/regression.py
 	"$(BIN)"/python benchmarks/generation.py
 	"$(BIN)"/python benchmarks/registers.py
 	"$(BIN)"/python benchmarks/stalls.py
 	"$(BIN)"/python benchmarks/chapters.py
 
-# Trains the models whose results the book shows: over an hour on two free cores, and it may be stopped and gone on with.
+# Trains the models whose results the book shows: about three hours on one core, of which recall.py takes one. It may be
+# stopped anywhere and gone on with, and most scripts say beforehand how long they take.
 train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/pronouns.py
 	"$(BIN)"/python benchmarks/pronouns.py --scale --seeds 0 1 2
@@ -76,8 +82,12 @@ train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/layer.py
 	"$(BIN)"/python benchmarks/recall.py
 	"$(BIN)"/python benchmarks/overwriting.py
+	"$(BIN)"/python benchmarks/letters.py
 	"$(BIN)"/python benchmarks/forgetting.py
+	"$(BIN)"/python benchmarks/lookup.py
 	"$(BIN)"/python benchmarks/tracking.py
+	"$(BIN)"/python benchmarks/needle.py
+	"$(BIN)"/python benchmarks/conversion.py
 	"$(BIN)"/python benchmarks/digits.py
 	"$(BIN)"/python benchmarks/heads.py
 

@@ -17,27 +17,22 @@ the size of the memory. A rule without a correction scales its values by the rat
 is trained at every learning rate with a seed of its own, and its best one, by the accuracy on
 sequences drawn for that, is trained again with the seeds that count.
 
-Every run is saved when it ends, and a run that the file has is not repeated. Two processes work
-side by side, each with one thread; all runs take them half an hour or less.
+At the end a model of the delta rule is trained once more, to look at its key of an end. One thread
+takes about a quarter of an hour.
 """
 
-import argparse
-import contextlib
 import math
-import multiprocessing
-import time
-from pathlib import Path
 
+import harness
+import mixers
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize, silu, softplus
 
 import lesson_code.torch as lt
-from lesson_code import results
 from lesson_code.torch.modules._parts import HeadNorm, initial_step_bias, split_heads
 
-# All that a result depends on. A change of anything else that matters raises the version.
 SETTINGS = {
     "version": 1,
     "keys": 64,
@@ -54,7 +49,6 @@ SETTINGS = {
     "asked": 512,  # sequences that a model is asked about
 }
 QUICK = {"length": 24, "steps": 2, "rates": [1e-2], "seeds": [0], "asked": 16}
-RENEW = "python benchmarks/forgetting.py --renew"
 TASKS = {"one": 1, "four": 4}  # speakers
 RULES = ["decay", "decay per channel", "delta", "gated delta", "KDA", "RWKV-7"]
 KINDS = ["written once", "rewritten", "void"]
@@ -176,22 +170,20 @@ def draw(speakers, batch, settings, rng):
     return tuple(torch.from_numpy(x) for x in (tokens, answers, kinds))
 
 
-def train(model, speakers, rate, settings, seed):
-    rng = np.random.default_rng([seed, 1])
-    steps = settings["steps"]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0)
-    for i in range(steps):
-        warm, cold = min(1, 10 * (i + 1) / steps), (1 + math.cos(math.pi * i / steps)) / 2
-        optimizer.param_groups[0]["lr"] = rate * warm * cold
+def trained(task, rule, rate, seed, settings):
+    model, rng = Layer(settings, rule), np.random.default_rng([seed, 1])
+    batches = iter(())
+
+    def batch_loss(i):
+        nonlocal batches
         if i % AT_ONCE == 0:
-            drawn = draw(speakers, AT_ONCE * settings["batch"], settings, rng)
+            drawn = draw(TASKS[task], AT_ONCE * settings["batch"], settings, rng)
             batches = zip(*(x.split(settings["batch"]) for x in drawn), strict=True)
         tokens, answers, _ = next(batches)
-        loss = cross_entropy(model(tokens).flatten(0, 1), answers.flatten(), ignore_index=-1)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        return cross_entropy(model(tokens).flatten(0, 1), answers.flatten(), ignore_index=-1)
+
+    harness.train(model, batch_loss, settings["steps"], rate)
+    return model
 
 
 @torch.no_grad()
@@ -201,15 +193,6 @@ def right(model, speakers, settings, seed):
     tokens, answers, kinds = draw(speakers, settings["asked"], settings, rng)
     hits = (model(tokens).argmax(dim=-1) == answers).double()
     return [hits[kinds == i].mean().item() for i in range(3)], hits[kinds >= 0].mean().item()
-
-
-def trained(job):
-    task, rule, rate, seed, settings = job
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    model = Layer(settings, rule)
-    train(model, TASKS[task], rate, settings, seed)
-    return model
 
 
 @torch.no_grad()
@@ -236,88 +219,52 @@ def mark(model, settings):
     }
 
 
-def run(job):
-    """Train and ask one model: a row of the result."""
-    task, rule, rate, seed, settings = job
-    start = time.perf_counter()
-    model = trained(job)
+def run(task, rule, rate, seed, settings):
+    """Train and ask one model."""
+    model = trained(task, rule, rate, seed, settings)
     by_kind, total = right(model, TASKS[task], settings, seed)
-    return {
-        "task": task,
-        "rule": rule,
-        "rate": rate,
-        "seed": seed,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "right": by_kind,
-        "right_of_all": total,
-        "seconds": time.perf_counter() - start,
-    }
+    return {"parameters": mixers.count(model), "right": by_kind, "right_of_all": total}
 
 
-def trial_jobs(settings):
-    """The runs by which rates are chosen."""
-    trial = max(settings["seeds"]) + 1
-    return [(task, rule, r, trial) for r in settings["rates"] for rule in RULES for task in TASKS]
+def trial_seed(settings):
+    return max(settings["seeds"]) + 1
 
 
-def final_jobs(settings, rows):
-    """The runs that count, at the best rate of the trials, seed by seed."""
-    trials = [row for row in rows if row["seed"] not in settings["seeds"]]
-    best = {}
-    for row in sorted(trials, key=lambda row: row["right_of_all"]):
-        best[row["task"], row["rule"]] = row["rate"]
-    return [(*what, rate, seed) for seed in settings["seeds"] for what, rate in best.items()]
+def trials(settings):
+    seed = trial_seed(settings)
+    return [(task, rule, r, seed) for r in settings["rates"] for rule in RULES for task in TASKS]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--renew", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    settings = SETTINGS | QUICK if options.quick else SETTINGS
-    if options.quick and not options.output:
-        parser.error("--quick needs an --output, so that no result is lost")
-    output = options.output or Path(results.__file__).with_name("forgetting.json")
-    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
+def runs(rows, settings):
+    """At the best rate of the trials, seed by seed."""
 
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for jobs_of in (lambda: trial_jobs(settings), lambda: final_jobs(settings, rows)):
-            jobs, done = jobs_of(), [job_of(row) for row in rows]
-            left = [(*job, settings) for job in jobs if job not in done]
-            for row in pool.imap_unordered(run, left):
-                rows.append(row)
-                shown = ", ".join(f"{x:.3f}" for x in row["right"])
-                print(*job_of(row), f"{shown} ({row['seconds']:.0f} s)", flush=True)
-                rows.sort(key=place)
-                save(output, settings, rows)
-    task, rule, rate, seed = next(x for x in final_jobs(settings, rows) if x[:2] == MARKED)
-    save(output, settings, rows, mark(trained((task, rule, rate, seed, settings)), settings))
-    print(f"wrote {output}")
+    def rate(task, rule):
+        trial = {"task": task, "rule": rule, "seed": trial_seed(settings)}
+        return harness.best_rate(rows, lambda row: -row["right_of_all"], **trial)
+
+    best = [(task, rule, rate(task, rule)) for task in TASKS for rule in RULES]
+    return [(*job, seed) for seed in settings["seeds"] for job in best]
 
 
-def job_of(row):
-    return row["task"], row["rule"], row["rate"], row["seed"]
+def look_at_an_end(rows, settings):
+    job = next(job for job in runs(rows, settings) if job[:2] == MARKED)
+    torch.manual_seed(job[-1])
+    return {"mark": mark(trained(*job, settings), settings)}
 
 
-def place(row):
-    return list(TASKS).index(row["task"]), RULES.index(row["rule"]), row["rate"], row["seed"]
-
-
-def save(output, settings, rows, marked=None):
-    result = {
-        "what": "share of right answers about texts that end, models of one layer, float32",
-        "seed": settings["seeds"],
-        "settings": settings,
-        "renew": RENEW,
-        "kinds": KINDS,
-        "mark": marked,
-        "rows": rows,
-    }
-    with contextlib.redirect_stdout(None):
-        results.save("forgetting", result, output=output)
-
+EXPERIMENT = harness.Experiment(
+    name="forgetting",
+    what="share of right answers about texts that end, models of one layer, float32",
+    settings=SETTINGS,
+    quick=QUICK,
+    fields=("task", "rule", "rate", "seed"),
+    trials=trials,
+    runs=runs,
+    run=run,
+    shown=lambda row: "right " + ", ".join(f"{share:.3f}" for share in row["right"]),
+    more={"kinds": KINDS, "mark": None},
+    finish=look_at_an_end,
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

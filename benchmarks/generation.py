@@ -2,6 +2,7 @@
 
 python benchmarks/generation.py                    writes lesson_code/results/generation.json
 python benchmarks/generation.py --output FILE      writes another file
+python benchmarks/generation.py --renew            begins again, whatever the file holds
 python benchmarks/generation.py --device cuda      measures a GPU, for generation_cuda.json
 
 The sizes are those of Katharopoulos et al. (2020): 8 layers for 784 pixels and 16 for 3,072, 8
@@ -25,9 +26,12 @@ it as it is); on a GPU it is one CUDA graph instead, which Python starts once a 
 are not: their arrays are larger from pixel to pixel, and matrix products and attention take most of
 their time. For "state" there are two more numbers: "eager", seconds of a step that is not compiled,
 and "products", of its linear maps alone.
+
+Every method is saved when it has been measured, and one that the file has is not measured again.
 """
 
 import argparse
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +47,7 @@ from lesson_code.torch.modules.softmax import KVCache, rotate
 
 WIDTH, HEADS, LEVELS, SEED = 256, 8, 256, 0
 SIZES = [(8, 784), (16, 3072)]
+RENEW = "python benchmarks/generation.py --renew"
 DEGREES = {"recomputed": 2, "tiled": 2, "cache": 1, "state": 0}
 
 
@@ -144,34 +149,39 @@ def best_batch(method, model, layers, pixels, memory, device):
     return min(best, key=best.get)
 
 
-def measure_size(layers, pixels, options):
-    """A row of the result: all methods at one size."""
-    device, row = options.device, {"layers": layers, "pixels": pixels, "methods": {}}
+def measure_method(method, layers, pixels, options):
+    """What a method needs for an image of this size."""
+    device, model = options.device, make_model(method, layers, pixels, options.device)
     places = sorted({pixels * i // 8 for i in (1, 2, 4, 6)} | {pixels - 16})
-    for method, degree in DEGREES.items():
-        model = make_model(method, layers, pixels, device)
-        batch = best_batch(method, model, layers, pixels, options.memory, device)
-        more = {}
-        if method == "state":
-            step = make_step(method, model, batch, places[0], device)
-            alone = {"eager": step, "products": products(model, batch, device)}
-            more = measure.seconds(alone, repeats=10, device=device)
-            if device == "cpu" and not options.eager:
-                model.step = torch.compile(model.step, dynamic=False)
-        seconds = []
-        for place in places:
-            step = make_step(method, model, batch, place, device)
-            seconds += measure.seconds({"": step}, repeats=options.repeats, device=device).values()
-        # Weighted so that it is the relative error of each place that counts.
-        fit = np.polynomial.Polynomial.fit(places, seconds, degree, w=1 / np.array(seconds))
-        image = fit(np.arange(pixels)).sum() / batch
-        found = {"batch": batch, "places": places, "seconds": seconds, "seconds_per_image": image}
-        row["methods"][method] = found | more
-        times = ", ".join(f"{1e3 * t / batch:.4g}" for t in seconds)
-        print(f"{layers} layers, {pixels:,} pixels, {method}: {image:.4g} s per image", flush=True)
-        print(f"    batch {batch}, at {places}: {times} ms per pixel", flush=True)
-        del model
-    return row
+    batch = best_batch(method, model, layers, pixels, options.memory, device)
+    more = {}
+    if method == "state":
+        step = make_step(method, model, batch, places[0], device)
+        alone = {"eager": step, "products": products(model, batch, device)}
+        more = measure.seconds(alone, repeats=10, device=device)
+        if device == "cpu" and not options.eager:
+            model.step = torch.compile(model.step, dynamic=False)
+    seconds = []
+    for place in places:
+        step = make_step(method, model, batch, place, device)
+        seconds += measure.seconds({"": step}, repeats=options.repeats, device=device).values()
+    # Weighted so that it is the relative error of each place that counts.
+    fit = np.polynomial.Polynomial.fit(places, seconds, DEGREES[method], w=1 / np.array(seconds))
+    image = fit(np.arange(pixels)).sum() / batch
+    times = ", ".join(f"{1e3 * t / batch:.4g}" for t in seconds)
+    print(f"{layers} layers, {pixels:,} pixels, {method}: {image:.4g} s per image", flush=True)
+    print(f"    batch {batch}, at {places}: {times} ms per pixel", flush=True)
+    found = {"batch": batch, "places": places, "seconds": seconds, "seconds_per_image": image}
+    return found | more
+
+
+def row_of(rows, layers, pixels):
+    """The row of this size, a new one if there is none."""
+    for row in rows:
+        if (row["layers"], row["pixels"]) == (layers, pixels):
+            return row
+    rows.append({"layers": layers, "pixels": pixels, "methods": {}})
+    return rows[-1]
 
 
 def main():
@@ -182,21 +192,37 @@ def main():
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--memory", type=int, default=4 * 2**30, help="bytes for each method")
     parser.add_argument("--size", type=int, nargs=2, action="append", metavar=("LAYERS", "PIXELS"))
+    parser.add_argument("--renew", action="store_true")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    if options.repeats > 12 or any(pixels < 64 for _, pixels in options.size or SIZES):
+    sizes = options.size or SIZES
+    if options.repeats > 12 or any(pixels < 64 for _, pixels in sizes):
         parser.error("a measurement must end before the image does: --repeats <= 12, PIXELS >= 64")
     torch.set_num_threads(options.threads)
     measure.keep_freed_memory()
+    suffix = "" if options.device == "cpu" else f"_{options.device}"
+    output = options.output or Path(results.__file__).with_name(f"generation{suffix}.json")
+    settings = {"version": 1, "memory": options.memory, "threads": options.threads}
+    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
     with torch.inference_mode():
-        rows = [measure_size(*size, options) for size in options.size or SIZES]
+        for layers, pixels in sizes:
+            methods = row_of(rows, layers, pixels)["methods"]
+            for method in [name for name in DEGREES if name not in methods]:
+                methods[method] = measure_method(method, layers, pixels, options)
+                save(output, settings, rows, options.device)
+    print(f"wrote {output}")
+
+
+def save(output, settings, rows, device):
     result = {
         "what": "generating an image, width 256, 8 heads, 256 levels, 10 logistics, float32",
         "seed": SEED,
-        "memory": options.memory,
+        "settings": settings,
+        "renew": RENEW,
         "rows": rows,
     }
-    results.save("generation", result, device=options.device, output=options.output)
+    with contextlib.redirect_stdout(None):
+        results.save("generation", result, device=device, output=output)
 
 
 if __name__ == "__main__":

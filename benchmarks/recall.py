@@ -1,274 +1,170 @@
 """What a state can hold: every mixer of the book, trained on multi-query associative recall.
 
 python benchmarks/recall.py                    writes lesson_code/results/recall.json
-python benchmarks/recall.py --output FILE      writes another file
+python benchmarks/recall.py --seeds 0 1 2      makes the runs of these seeds only
 python benchmarks/recall.py --renew            begins again, whatever the file holds
+python benchmarks/recall.py --output FILE      writes another file
 python benchmarks/recall.py --quick            a model of each kind for a few steps: only a try
 
-Models of four layers and of equal size are trained on sequences of 4, 8, 16 and 32 pairs, then
-asked for all keys of new sequences. Each key is asked for once and the length is four times the
-number of pairs, so that every second position after the pairs asks. All mixers are compared with
-four heads, three seeds each, and two of them with other numbers of heads H, too: at a fixed width F
-the memory of a layer has F²/H numbers. A row's "state" is what the model keeps of a sequence of the
-largest number of pairs, all layers together.
+The task is `lesson_code.data.tasks.multi_query_associative_recall`, shortened: a pair of a key and
+a value is one token, and so is a question for a key. So a text has n pairs, then n questions, each
+key once. To bind a value to its key, no model needs a convolution or a second layer: one layer is
+asked for what its memory holds, and for nothing else. Between 127 keys and 128 values each text
+chooses anew.
 
-A layer mixes each token with the one before (token shift), so that a value is stored beside its
-key, then comes the mixer, then a feed-forward sublayer as wide as makes the layers of all models
-equally large. The hybrids have softmax in one layer, the first or the last, and linear attention
-(elu + 1) in the other three.
+All models are one block, a mixer and a feed-forward sublayer as wide as makes the blocks equally
+large, over an embedding that is the sum of one for the key and one for the value (or the question).
+All mixers are those of `mixers.py`, with memories of equal size: width²/H numbers in H heads. There
+are two sizes, 512 numbers (two heads) and 1,024 (one), and for two of the mixers a third, 256 (four
+heads). A row's "memory" is this number, and its "state" what the model keeps of a text with the
+most pairs, tails of convolutions and all.
 
-All models begin in the same way, as the question is what a state can hold and not how soon training
-finds it: linear maps as torch draws them, short convolutions as the identity, and queries equal to
-keys, so that a key finds itself from the first step on. Without this, retention and gated linear
-attention still guess among the values of a sequence when others are done. The first half of the
-training goes from the fewest pairs to the most.
+Each model is trained on all numbers of pairs, from the fewest to the most in the first half of the
+training. Its step size is the one of three with the smallest loss, as a mean over the numbers of
+pairs, after half as many steps, for a seed that is not used again, with two heads. "accuracy" and
+"loss" of a row are lists, with an entry for each number of pairs, on texts that no model was
+trained on.
 
-Every run is saved when it ends, and a run that the file has is not repeated. Two processes work
-side by side, each with one thread; all runs take them less than an hour.
+One thread takes about an hour for five seeds, and the first three come first.
 """
 
-import argparse
-import contextlib
-import math
-import multiprocessing
-import time
-from pathlib import Path
-
+import harness
+import mixers
 import numpy as np
 import torch
+from mixers import MIXERS
 from torch import nn
 
-from lesson_code import results
+import lesson_code.torch as lt
 from lesson_code.data import tasks
-from lesson_code.torch import taylor, token_shift
-from lesson_code.torch.modules import (
-    DeltaNet,
-    GatedDeltaNet,
-    GatedLinearAttention,
-    LanguageModel,
-    LinearAttention,
-    Mixer,
-    Retention,
-    SoftmaxAttention,
-)
-from lesson_code.torch.modules._parts import ShortConvolution
-from lesson_code.torch.modules.blocks import Block
 
-# All that a result depends on. A change of anything else that matters raises the version.
 SETTINGS = {
-    "version": 1,
-    "vocab_size": 128,
-    "pairs": [4, 8, 16, 32],
+    "version": 2,
+    "vocab_size": 256,  # half of it keys, and half of it values
+    "pairs": [4, 8, 16, 32, 64],
     "width": 32,
-    "heads": 4,
-    "other_heads": [1, 2, 8],
-    "block_parameters": 8 * 32**2,
-    "steps": 2000,
-    "tokens": 2048,  # of a step
-    "rate": 1e-2,
-    "seeds": [0, 1, 2],
-    "asked": 8192,  # of each number of pairs, when all is learned
+    "heads": [2, 1],
+    "other_heads": [4],  # for two of the mixers
+    "block_parameters": 16 * 32**2,
+    "steps": 1600,
+    "trial_steps": 800,
+    "tokens": 512,  # of a step
+    "rates": [1e-2, 3e-2, 6e-2],
+    "choosing": 100,  # the seed that chooses the rate
+    "seeds": [0, 1, 2, 3, 4],
+    "asked": 4096,  # questions of each number of pairs
 }
-QUICK = {"width": 16, "other_heads": [2], "block_parameters": 8 * 16**2, "pairs": [2, 4]}
-QUICK |= {"steps": 3, "seeds": [0], "asked": 64}
-RENEW = "python benchmarks/recall.py --renew"
-
-
-def linear_taylor(width, num_heads):
-    return LinearAttention(width, num_heads, feature_map=taylor(width // num_heads))
-
-
-MIXERS = {
-    "softmax": [SoftmaxAttention] * 4,
-    "linear (elu + 1)": [LinearAttention] * 4,
-    "linear (Taylor)": [linear_taylor] * 4,
-    "retention": [Retention] * 4,
-    "gated": [GatedLinearAttention] * 4,
-    "delta": [DeltaNet] * 4,
-    "gated delta": [GatedDeltaNet] * 4,
-    "hybrid, softmax first": [SoftmaxAttention] + [LinearAttention] * 3,
-    "hybrid, softmax last": [LinearAttention] * 3 + [SoftmaxAttention],
+TWO = ["linear (elu + 1)", "DeltaNet"]
+QUICK = {
+    "pairs": [2, 4],
+    "steps": 3,
+    "trial_steps": 2,
+    "tokens": 16,
+    "rates": [1e-2],
+    "seeds": [0],
+    "asked": 16,
 }
-TWO = ["linear (elu + 1)", "delta"]
-
-
-class ShiftedMixer(Mixer):
-    """A mixer that sees each token with the one before."""
-
-    def __init__(self, width, mixer):
-        super().__init__(width)
-        self.share = nn.Parameter(torch.full((width,), 0.5))
-        self.mixer = mixer
-
-    def mix(self, x, state):
-        last, inner = state or (x.new_zeros(len(x), self.width), None)
-        y, inner = self.mixer(token_shift(x, self.share, last), state=inner, return_state=True)
-        return y, (torch.cat([last[:, None], x], dim=1)[:, -1], inner)
-
-
-def make_block(mixer, heads, parameters):
-    """A function width -> block with as nearly as possible this many parameters."""
-
-    def make(width):
-        block = Block(width, ShiftedMixer(width, mixer(width, heads)))
-        block.feed_forward = nn.Identity()
-        for module in block.modules():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
-            elif isinstance(module, ShortConvolution):
-                nn.init.zeros_(module.weight)
-                nn.init.ones_(module.weight[:, -1])
-        with torch.no_grad():
-            block.mixer.mixer.query.weight.copy_(block.mixer.mixer.key.weight)
-        hidden = round((parameters - count(block) - width) / (2 * width + 1))
-        block.feed_forward = nn.Sequential(
-            nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
-        )
-        return block
-
-    return make
 
 
 def make_model(name, heads, settings):
-    blocks = [make_block(mixer, heads, settings["block_parameters"]) for mixer in MIXERS[name]]
-    return LanguageModel(settings["vocab_size"], settings["width"], blocks)
+    width, values = settings["width"], settings["vocab_size"] // 2
+    vocab_size = values * (values + 1)  # pairs of a key and a value or a question
+    model = lt.LanguageModel(vocab_size, width, [lambda width: MIXERS[name](width, heads)])
+    model.embedding = mixers.PairEmbedding(values, values, width)
+    model.head = nn.Linear(width, values, bias=False)
+    mixers.begin_as_identity(model)
+    mixers.fill_up(model.blocks[0], settings["block_parameters"])
+    return model
 
 
-def count(module):
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def state_numbers(model, length):
-    """Numbers that the model keeps of one sequence after it has read this many tokens."""
-    with torch.no_grad():
-        _, state = model(torch.zeros(1, length, dtype=torch.int64), return_state=True)
-    return sum(x.numel() for x in torch.utils._pytree.tree_leaves(state))
-
-
-def draw(pairs, tokens, rng, settings):
-    """Sequences of this many tokens in all, as tensors."""
-    examples = tasks.multi_query_associative_recall(
-        vocab_size=settings["vocab_size"],
+def draw(pairs, questions, rng, settings):
+    """Texts (B, 2 pairs) with so many questions in all, and the answers (B, pairs)."""
+    half = settings["vocab_size"] // 2
+    text, targets, _ = tasks.multi_query_associative_recall(
+        vocab_size=2 * half,
         pairs=pairs,
         length=4 * pairs,
-        batch=max(tokens // (4 * pairs), 1),
+        batch=max(questions // pairs, 1),
         seed=rng,
     )
-    return [torch.from_numpy(array) for array in examples]
+    keys, values, asked = (
+        text[:, : 2 * pairs : 2],
+        text[:, 1 : 2 * pairs : 2],
+        text[:, 2 * pairs :: 2],
+    )
+    tokens = np.concatenate([keys * (half + 1) + values - half + 1, asked * (half + 1)], axis=1)
+    return torch.from_numpy(tokens), torch.from_numpy(targets[:, 2 * pairs :: 2] - half)
 
 
-def train(model, settings, seed):
+def run(name, heads, steps, rate, seed, settings):
+    """Train and ask one model."""
+    model, sizes = make_model(name, heads, settings), settings["pairs"]
     rng = np.random.default_rng(seed)
-    steps, rate = settings["steps"], settings["rate"]
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
-    for i in range(steps):
-        warm, cold = min(1, 10 * (i + 1) / steps), (1 + math.cos(math.pi * i / steps)) / 2
-        optimizer.param_groups[0]["lr"] = rate * warm * cold
-        hardest = min(1 + int(2 * i / steps * len(settings["pairs"])), len(settings["pairs"]))
-        pairs = settings["pairs"][rng.integers(hardest)]
-        inputs, targets, mask = draw(pairs, settings["tokens"], rng, settings)
-        loss = nn.functional.cross_entropy(model(inputs)[mask], targets[mask])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
 
+    def loss_and_right(pairs, questions, rng):
+        tokens, answers = draw(pairs, questions, rng, settings)
+        logits = model(tokens)[:, pairs:].flatten(0, 1)
+        right = (logits.argmax(dim=-1) == answers.flatten()).double().mean()
+        return nn.functional.cross_entropy(logits, answers.flatten()), right
 
-@torch.no_grad()
-def accuracy(model, pairs, settings, seed):
-    """Share of right answers, to sequences that no model was trained on."""
-    rng = np.random.default_rng([seed, pairs])
-    inputs, targets, mask = draw(pairs, 4 * settings["asked"], rng, settings)
-    right = model(inputs)[mask].argmax(dim=-1) == targets[mask]
-    return right.double().mean().item()
+    def batch_loss(i):
+        hardest = min(1 + int(2 * i / steps * len(sizes)), len(sizes))
+        return loss_and_right(sizes[rng.integers(hardest)], settings["tokens"] // 2, rng)[0]
 
-
-def run(job):
-    """Train and ask one model: a row of the result."""
-    name, heads, seed, settings = job
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    start = time.perf_counter()
-    model = make_model(name, heads, settings)
-    train(model, settings, seed)
+    harness.train(model, batch_loss, steps, rate)
+    with torch.no_grad():
+        asked = [
+            loss_and_right(pairs, settings["asked"], np.random.default_rng([seed, pairs]))
+            for pairs in sizes
+        ]
     return {
-        "mixer": name,
-        "heads": heads,
-        "seed": seed,
-        "parameters": count(model),
-        "state": state_numbers(model, 4 * max(settings["pairs"])),
-        "accuracy": [accuracy(model, pairs, settings, seed) for pairs in settings["pairs"]],
-        "seconds": time.perf_counter() - start,
+        "parameters": mixers.count(model),
+        "memory": settings["width"] ** 2 // heads,
+        "state": mixers.state_numbers(model, 2 * max(sizes)),
+        "loss": [loss.item() for loss, _ in asked],
+        "accuracy": [right.item() for _, right in asked],
     }
 
 
-def all_jobs(settings):
-    """Mixer, heads and seed of every run, seed by seed, so that a part of them is of use, too."""
-    return [
-        (name, heads, seed)
-        for seed in settings["seeds"]
-        for heads in [settings["heads"], *settings["other_heads"]]
-        for name in (MIXERS if heads == settings["heads"] else TWO)
+def trials(settings):
+    heads, steps, seed = settings["heads"][0], settings["trial_steps"], settings["choosing"]
+    return [(name, heads, steps, rate, seed) for rate in settings["rates"] for name in MIXERS]
+
+
+def runs(rows, settings):
+    """Three seeds before the others, and the models that matter most first."""
+    trial, steps = {"seed": settings["choosing"]}, settings["steps"]
+    rates = {
+        name: harness.best_rate(rows, lambda row: np.mean(row["loss"]), mixer=name, **trial)
+        for name in MIXERS
+    }
+    first, *others = settings["heads"]
+    jobs = [
+        (name, heads, steps, rates[name], seed)
+        for seeds in (settings["seeds"][:3], settings["seeds"][3:])
+        for sizes, names in (
+            ([first], MIXERS),
+            ([*others, *settings["other_heads"]], TWO),
+            (others, MIXERS),
+        )
+        for seed in seeds
+        for heads in sizes
+        for name in names
     ]
+    return list(dict.fromkeys(jobs))
 
 
-def check_sizes(settings):
-    """Print the number of parameters of every model; refuse models that differ by a percent."""
-    sizes = {
-        (name, heads): count(make_model(name, heads, settings))
-        for name, heads, seed in all_jobs(settings)
-        if seed == settings["seeds"][0]
-    }
-    for (name, heads), size in sizes.items():
-        print(f"{name:21s} {heads} heads {size:8,d} parameters")
-    if max(sizes.values()) > 1.01 * min(sizes.values()):
-        raise SystemExit("The models must have equally many parameters, to a percent.")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--renew", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    settings = SETTINGS | QUICK if options.quick else SETTINGS
-    if options.quick and not options.output:
-        parser.error("--quick needs an --output, so that no result is lost")
-    output = options.output or Path(results.__file__).with_name("recall.json")
-    torch.set_num_threads(1)
-    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
-    check_sizes(settings)
-
-    jobs = all_jobs(settings)
-    done = [(row["mixer"], row["heads"], row["seed"]) for row in rows]
-    left = [(*job, settings) for job in jobs if job not in done]
-    print(f"{len(jobs)} runs, {len(left)} left", flush=True)
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for row in pool.imap_unordered(run, left):
-            rows.append(row)
-            rows.sort(key=lambda row: jobs.index((row["mixer"], row["heads"], row["seed"])))
-            shown = ", ".join(f"{a:.3f}" for a in row["accuracy"])
-            print(
-                f"{len(rows)}/{len(jobs)} {row['mixer']}, {row['heads']} heads, seed {row['seed']}:"
-                f" {shown} ({row['seconds']:.0f} s)",
-                flush=True,
-            )
-            save(output, settings, rows)
-    print(f"wrote {output}")
-
-
-def save(output, settings, rows):
-    result = {
-        "what": "accuracy on multi-query associative recall, models of 4 layers, float32",
-        "seed": settings["seeds"],
-        "settings": settings,
-        "renew": RENEW,
-        "rows": rows,
-    }
-    with contextlib.redirect_stdout(None):
-        results.save("recall", result, output=output)
-
+EXPERIMENT = harness.Experiment(
+    name="recall",
+    what="accuracy on multi-query associative recall, models of one block, float32",
+    settings=SETTINGS,
+    quick=QUICK,
+    fields=("mixer", "heads", "steps", "rate", "seed"),
+    trials=trials,
+    runs=runs,
+    run=run,
+    shown=lambda row: "right " + " ".join(f"{share:.2f}" for share in row["accuracy"]),
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -17,30 +17,26 @@ A model is an embedding, one layer with its residual and a feed-forward sublayer
 answers (`LanguageModel`). The layers called "delta" and "rotation" are bare: queries, keys, values
 and rates are linear in the token, there is no convolution, no gate and no decay, so that only their
 transitions differ. Mamba-2 and softmax are the package's modules, with all that belongs to them.
-The LSTM is torch's; it is cheap, and gets four times as many steps.
+The LSTM is torch's; it is cheap, and gets four times as many steps. Mamba-3, RWKV-7, Kimi delta
+attention and DeltaProduct (with a beta below 2), and log-linear attention are whole modules, too.
 
 The step size is the best of three for a seed of its own, by the loss on new sequences of the
-training's length; the three seeds of the result are others. Every run is saved when it ends, and a
-run that the file has is not repeated.
+training's length; the three seeds of the result are others.
 """
 
-import argparse
-import contextlib
 import itertools
 import math
-import time
 from functools import partial
-from pathlib import Path
 
+import harness
+import mixers
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 import lesson_code.torch as lt
-from lesson_code import results
 
-# All that a result depends on. A change of anything else that matters raises the version.
 SETTINGS = {
     "version": 2,
     "width": 32,
@@ -57,7 +53,6 @@ SETTINGS = {
 }
 QUICK = {"width": 8, "steps": 2, "lstm": {"batch": 2, "steps": 2}, "rates": [1e-2]}
 QUICK |= {"seeds": [0], "asked": 4, "asked_moves": 64}
-RENEW = "python benchmarks/tracking.py --renew"
 
 
 # --- The tasks -----------------------------------------------------------------------------------
@@ -140,40 +135,30 @@ class LSTM(lt.Mixer):
         return self.cell(x)
 
 
+# All with one head but Mamba-2, which has had two since it was first trained.
 LAYERS = {
     "softmax": partial(lt.SoftmaxAttention, num_heads=1),
     "Mamba-2": partial(lt.StateSpaceDual, num_heads=2),
+    "Mamba-3": partial(mixers.MIXERS["Mamba-3"], num_heads=1),
+    "log-linear": partial(lt.LogLinearAttention, num_heads=1),
     "delta, beta below 1": partial(Delta, top=1),
     "delta": Delta,
     "delta, J = 2": partial(Delta, J=2),
+    "KDA": partial(lt.KimiDeltaAttention, num_heads=1, allow_negative_eigenvalues=True),
+    "RWKV-7": partial(mixers.MIXERS["RWKV-7"], num_heads=1),
+    "DeltaProduct": partial(lt.GatedDeltaProduct, num_heads=1),
     "rotation": Rotation,
     "LSTM": LSTM,
 }
+NEW = ["Mamba-3", "log-linear", "KDA", "RWKV-7", "DeltaProduct"]
 TASKS = {
-    "parity": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM"],
-    "swaps": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM"],
-    "modulo 3": ["delta", "delta, J = 2", "rotation"],
+    "parity": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM", *NEW],
+    "swaps": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM", *NEW],
+    "modulo 3": ["delta", "delta, J = 2", "rotation", *NEW],
 }
 
 
 # --- A run ---------------------------------------------------------------------------------------
-
-
-def train(model, task, batch, steps, rate, seed, settings):
-    """The mean loss of the last fifty steps."""
-    rng, losses = np.random.default_rng(seed), []
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98))
-    for i in range(steps):
-        optimizer.param_groups[0]["lr"] = rate * min(1, (i + 1) / 50) * (1 - i / steps)
-        tokens, first = draw(task, rng, batch, settings["moves"])
-        logits = model(tokens)[:, -settings["moves"] :]
-        loss = cross_entropy(logits.flatten(0, 1), first.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    return float(np.mean(losses[-50:]))
 
 
 @torch.no_grad()
@@ -188,85 +173,58 @@ def ask(model, task, seed, settings):
 
 
 def run(task, layer, rate, seed, settings):
-    """Train and ask one model: a row of the result."""
-    torch.manual_seed(seed)
-    start = time.process_time()
+    """Train and ask one model."""
     n, m = moves_of(task).shape
     model = lt.LanguageModel(n + m, settings["width"], [LAYERS[layer]])
-    batch, steps = (
-        (settings["lstm"] if layer == "LSTM" else settings)[x] for x in ("batch", "steps")
-    )
-    trained = train(model, task, batch, steps, rate, seed, settings)
+    own = settings["lstm"] if layer == "LSTM" else settings
+    batch, steps, rng = own["batch"], own["steps"], np.random.default_rng(seed)
+
+    def batch_loss(i):
+        tokens, first = draw(task, rng, batch, settings["moves"])
+        logits = model(tokens)[:, -settings["moves"] :]
+        return cross_entropy(logits.flatten(0, 1), first.flatten())
+
+    adam = {"schedule": harness.linear, "weight_decay": 0.01}
+    losses = harness.train(model, batch_loss, steps, rate, **adam)
     loss, accuracy = ask(model, task, seed, settings)
     return {
-        "task": task,
-        "layer": layer,
-        "rate": rate,
-        "seed": seed,
         "batch": batch,
         "steps": steps,
-        "parameters": sum(x.numel() for x in model.parameters()),
-        "loss_in_training": trained,
+        "parameters": mixers.count(model),
+        "loss_in_training": float(np.mean(losses[-50:])),
         "loss_to_choose_by": loss,
         "accuracy": accuracy,
-        "seconds": time.process_time() - start,
     }
 
 
-def in_order():
+def pairs():
     return [(task, layer) for task, layers in TASKS.items() for layer in layers]
 
 
-def next_job(rows, settings):
-    """The first run that is missing: a trial of a step size, or one with the best of them."""
-    done = {(row["task"], row["layer"], row["rate"], row["seed"]): row for row in rows}
-    jobs = sorted(in_order(), key=lambda job: job[1] == "LSTM")  # what is no rival comes last
-    for task, layer in jobs:
-        trials = [(task, layer, rate, settings["trial_seed"]) for rate in settings["rates"]]
-        for job in trials:
-            if job not in done:
-                return job
-        best = min(trials, key=lambda job: done[job]["loss_to_choose_by"])
-        for seed in settings["seeds"]:
-            if (*best[:3], seed) not in done:
-                return (*best[:3], seed)
-    return None
+def trials(settings):
+    return [(*pair, rate, settings["trial_seed"]) for pair in pairs() for rate in settings["rates"]]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--renew", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    settings = SETTINGS | QUICK if options.quick else SETTINGS
-    if options.quick and not options.output:
-        parser.error("--quick needs an --output, so that no result is lost")
-    output = options.output or Path(results.__file__).with_name("tracking.json")
-    torch.set_num_threads(1)
-    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
-    while job := next_job(rows, settings):
-        row = run(*job, settings)
-        rows.append(row)
-        rows.sort(key=lambda row: in_order().index((row["task"], row["layer"])))
-        shown = f"{row['accuracy'][0]:.3f} ... {row['accuracy'][-1]:.3f} ({row['seconds']:.0f} s)"
-        print(len(rows), *job, f"{row['loss_to_choose_by']:.4f}", shown, flush=True)
-        save(output, settings, rows)
-    save(output, settings, rows)
-    print(f"wrote {output}")
+def runs(rows, settings):
+    def rate(task, layer):
+        trial = {"task": task, "layer": layer, "seed": settings["trial_seed"]}
+        return harness.best_rate(rows, lambda row: row["loss_to_choose_by"], **trial)
+
+    best = [(*pair, rate(*pair)) for pair in pairs()]
+    return [(*job, seed) for seed in settings["seeds"] for job in best]
 
 
-def save(output, settings, rows):
-    result = {
-        "what": "cups that change places, followed by models of one layer, float32",
-        "seed": settings["seeds"],
-        "settings": settings,
-        "renew": RENEW,
-        "rows": rows,
-    }
-    with contextlib.redirect_stdout(None):
-        results.save("tracking", result, output=output)
-
+EXPERIMENT = harness.Experiment(
+    name="tracking",
+    what="cups that change places, followed by models of one layer, float32",
+    settings=SETTINGS,
+    quick=QUICK,
+    fields=("task", "layer", "rate", "seed"),
+    trials=trials,
+    runs=runs,
+    run=run,
+    shown=lambda row: f"right {row['accuracy'][0]:.3f} ... {row['accuracy'][-1]:.3f}",
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

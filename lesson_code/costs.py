@@ -641,10 +641,10 @@ def exchange_seconds(
 ) -> float:
     r"""Seconds of one exchange of states, :eq:`eq-exchange-seconds`, without those of adding them.
 
-    A step passes on a header and a state, in a message each: :math:`2 \alpha + m / \beta` for a
-    latency of :math:`\alpha` seconds, a bandwidth of :math:`\beta` bytes per second, and the bytes
-    m of both. The all-gather of :func:`state_exchange_bytes` takes :math:`R - 1` steps, a prefix
-    scan over the ranks :math:`\lceil \log_2 R \rceil`.
+    A step passes on a header and a state, in a message each. It takes twice the latency (seconds)
+    and the bytes of both over the bandwidth (bytes per second). The all-gather of
+    :func:`state_exchange_bytes` takes :math:`R - 1` steps, a prefix scan over the ranks
+    :math:`\lceil \log_2 R \rceil`.
 
     References
     ----------

@@ -19,8 +19,10 @@ from bs4 import BeautifulSoup
 from filelock import FileLock
 from jupyter_client.connect import LocalPortCache
 
+from tools.browser import MISSING as NO_BROWSER
+from tools.browser import find as find_browser
+
 ROOT = Path(__file__).resolve().parent.parent
-BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -235,9 +237,9 @@ def browser() -> Iterator:
     sync_api = pytest.importorskip(
         "playwright.sync_api", reason="Playwright is missing: install requirements.txt"
     )
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = find_browser()
     if path is None:
-        pytest.skip("no browser was found: install Chromium (Debian, Ubuntu: apt install chromium)")
+        pytest.skip(NO_BROWSER)
     arguments = [
         "--no-sandbox",
         "--disable-gpu",

@@ -259,6 +259,24 @@ def test_how_states_grow() -> None:
     assert abs(decaying / law - 1) < 0.02
 
 
+def test_a_decay_makes_room() -> None:
+    """What others add to a token of age n, for random unit keys, and the best decay for its age."""
+    N, D, n = 40, 8, np.arange(40)
+    k, v = normal(2_000, N, D), normal(2_000, N, 4, seed=1)
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+
+    def law(gamma, n):
+        return ((gamma ** (2.0 * np.arange(N))).sum() / gamma ** (2 * n) - 1) / D
+
+    for gamma in (1.0, 0.9):
+        _, S = ln.retention(k, k, v, gamma, return_state=True)
+        read = (k @ S)[:, ::-1] / gamma ** n[:, None]
+        noise = ((read - v[:, ::-1]) ** 2).mean(axis=(0, 2))
+        assert np.abs(noise / law(gamma, n) - 1).max() < 0.1
+    best = math.sqrt(1 - 1 / 5)
+    assert law(best, 4) < min(law(best + 0.02, 4), law(best - 0.02, 4))
+
+
 def test_the_largest_term_is_taken_out_of_an_exponential_sum() -> None:
     a = normal(9) * 5
     same(math.log(np.exp(a).sum()), a.max() + math.log(np.exp(a - a.max()).sum()))
@@ -481,6 +499,19 @@ def test_how_much_faster_an_rnn_draws(N: int, F: int, H: int) -> None:
     share = 1 + 1 / (6 * H)
     assert abs(again / rnn / (N / 2 * (1 + N / (9 * F)) / share) - 1) < 0.05
     assert abs(cached / rnn / ((1 + N / (12 * F)) / share) - 1) < 0.05
+
+
+def test_the_share_of_a_needle() -> None:
+    """A plain state: 1 / (1 + t / D); a block of log-linear attention: its length for t."""
+    rng, D = np.random.default_rng(0), 16
+    for t in (7, 31):  # all levels are there, and the oldest block has (t + 1) / 2 tokens
+        k = rng.normal(size=(20_000, t + 1, D))
+        k /= np.linalg.norm(k, axis=-1, keepdims=True)
+        power = np.einsum("nd,nid->ni", k[:, 0], k) ** 2  # the needle is token 0
+        assert power[:, 0] == pytest.approx(1)
+        assert power.sum(axis=1).mean() == pytest.approx(1 + t / D, rel=0.01)
+        block = power[:, : (t + 1) // 2].sum(axis=1).mean()
+        assert block == pytest.approx(1 + ((t + 1) // 2 - 1) / D, rel=0.01)
 
 
 def test_a_model_of_two_kinds_of_layers() -> None:

@@ -178,7 +178,12 @@ def test_the_map_is_legible(site: Path, browser, width: int) -> None:
 
 
 def test_the_routes() -> None:
-    assert list(routes()) == ["An afternoon", "The mathematics", "The kernels"]
+    assert list(routes()) == [
+        "An afternoon",
+        "The mathematics",
+        "The kernels",
+        "I have to choose a model",
+    ]
     assert routes()["An afternoon"] == AFTERNOON
 
 

@@ -17,6 +17,8 @@ import torch
 import lesson_code.numpy as ln
 import lesson_code.torch as lt
 from lesson_code.numpy.linear import CAUSAL
+from lesson_code.numpy.mesa import conjugate_gradients
+from lesson_code.numpy.ttt import gradient, normed
 from lesson_code.torch.modules.rwkv6 import RWKV6State
 from lesson_code.torch.modules.rwkv7 import RWKV7BlockState
 from tests.arrays import in_dtype, numbers
@@ -63,7 +65,14 @@ CASES = {
     "linear_attention, normalized": ("linear_attention", "|q| |k| v"),
     "linear_attention of taylor": ("linear_attention", "q k v"),
     "softmax_attention": ("softmax_attention", "q k v"),
+    "sliding_window_attention": ("sliding_window_attention", "q k v"),
+    "forgetting_attention": ("forgetting_attention", "q k v g"),
+    "log_linear_attention": ("log_linear_attention", "q k v g level_weights"),
+    "momentum_delta_rule": ("momentum_delta_rule", "q k v step g momentum"),
+    "mesa": ("mesa", "q k v beta g ridge"),
 }
+# Programs of fla that are not right, each with a test of its own below.
+BUGS = {"mesa in fla's steps", "ttt_linear", "titans, one token"}
 COMPUTED = {
     "zero": lambda x: np.zeros_like(x["g_channel"]),
     "-k": lambda x: -x["k"],
@@ -89,10 +98,16 @@ def options(case: str, library: str, dtype) -> dict:
         given = {"causal": True, "normalize": case != "linear_attention", "feature_map": phi}
     if case == "softmax_attention":
         given = {"causal": True}
+    if case == "sliding_window_attention":
+        given = {"window": 5}
     if f"{case}/state" in FLA:
         S, z = (in_dtype(FLA[name], dtype) for name in ("S", "z"))
         if case.startswith("linear_attention"):
             S = module.LinearAttentionState(S, z if case.endswith("normalized") else 0 * z)
+        if case == "momentum_delta_rule":
+            S = module.MomentumState(S, in_dtype(FLA["write_before"], dtype))
+        if case == "mesa":
+            S = module.MesaState(in_dtype(np.broadcast_to(np.eye(4), (2, 3, 4, 4)), dtype), S)
         given |= {"initial_state": S, "return_state": True}
     return given
 
@@ -113,18 +128,15 @@ def results(case: str, library: str, bits: int) -> list[tuple]:
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("case", CASES)
 def test_operators_compute_what_fla_does(case: str, library: str, bits: int) -> None:
-    expected = [FLA[name] for name in (f"{case}/out", f"{case}/state") if name in FLA]
+    parts = (f"{case}/{part}" for part in ("out", "state", "second"))
+    expected = [FLA[part] for part in parts if part in FLA]
     for found in results(case, library, bits):
-        out, *state = found
-        parts = [out, *leaves(tuple(state))[:1]]
-        for one, other in zip(parts, expected, strict=True):
+        for one, other in zip(leaves(found)[: len(expected)], expected, strict=True):
             assert error(one, other) < 1e-6
-        if case.endswith("normalized"):
-            assert error(state[0].z, FLA[f"{case}/z"]) < 1e-6
 
 
 def test_nothing_recorded_is_left_out() -> None:
-    assert {name.split("/")[0] for name in FLA if "/" in name} == set(CASES)
+    assert {name.split("/")[0] for name in FLA if "/" in name} == set(CASES) | BUGS
     assert json.loads(str(FLA["versions"]))["fla_core"] and json.loads(str(RWKV["versions"]))
 
 
@@ -163,6 +175,28 @@ WRONG = {
         "state_space_dual",
         lambda x, g, B, C, **given: ln.state_space_dual(x, g, C, B, **given),
     ),
+    "a window of one key more": (
+        "sliding_window_attention",
+        lambda q, k, v, window: ln.sliding_window_attention(q, k, v, window=window + 1),
+    ),
+    "gates divided by the root of D too": (
+        "forgetting_attention",
+        lambda q, k, v, g: ln.forgetting_attention(q, k, v, g / 2),
+    ),
+    "levels in the other order": (
+        "log_linear_attention",
+        lambda *args: ln.log_linear_attention(*args[:4], args[4][..., ::-1]),
+    ),
+    "the momentum of the token before": (
+        "momentum_delta_rule",
+        lambda *args, **given: ln.momentum_delta_rule(
+            *args[:5], np.roll(args[5], 1, axis=-1), **given
+        ),
+    ),
+    "pairs that all weigh the same": (
+        "mesa",
+        lambda q, k, v, beta, *rest, **given: ln.mesa(q, k, v, 0 * beta + 1, *rest, **given),
+    ),
     "the own token decayed": (
         "retention",
         lambda q, k, v, decay: decay[:, None, None] * ln.retention(q, k, v, decay),
@@ -173,8 +207,73 @@ WRONG = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_recording_tells_mistakes_apart(mistake: str) -> None:
     case, wrong = WRONG[mistake]
-    given = {"initial_state": FLA["S"].astype(float)} if f"{case}/state" in FLA else {}
+    given = options(case, "numpy", "float64")
+    given.pop("return_state", None)
     assert error(wrong(*arguments(case, "float64"), **given), FLA[f"{case}/out"]) > 0.01
+
+
+# --- fla: what is not right there ----------------------------------------------------------------
+
+
+def fla_test_time(eta, share, library: str, bits: int):
+    """TTT-Linear on what its recording has, in batches of 8: the last one has 5 tokens."""
+    module, dtype = LIBRARIES[library], DTYPES[library][bits]
+    S = FLA["S"][..., :4]
+    W, b, zero = S, FLA["z"], np.zeros_like(FLA["z"])
+    state = module.TTTState(*(in_dtype(x, dtype) for x in (W, b, 0 * S, zero)), 0)
+    norm = FLA["norm_weight"], FLA["norm_bias"]
+    arrays = FLA["q"], FLA["k"], FLA["v"][..., :4], eta, share, *norm
+    given = {"initial_state": state, "return_state": True, "batch_size": 8}
+    forms = ({"form": form} for form in ("recurrent", "chunkwise"))
+    args = [in_dtype(x, dtype) for x in arrays]
+    return [module.ttt_linear(*args, **form, **given) for form in forms]
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_known_bug_fla_takes_the_rate_of_the_token_that_reads(library: str, bits: int) -> None:
+    """Of each batch's sum: it is our share, and the tokens that are written have a rate of 1.
+
+    Besides, it adds what it found, z, to its norm where TTT-Linear adds the query; and its last
+    batch is filled up with keys and values of 0, which the bias learns to find (fla #185).
+    """
+    step, ones = FLA["step"], np.ones_like(FLA["step"])
+    w, c = (FLA[f"norm_{x}"].astype(float)[:, None] for x in ("weight", "bias"))
+    for out, state in fla_test_time(ones, step, library, bits):
+        normal = numbers(out) - FLA["q"]
+        z = FLA["ttt_linear/out"] - normal
+        assert error(c + w * normed(z, True)[0], normal) < 1e-6
+        W, b, dW, db = map(numbers, state[:4])
+        last = step[..., -1:].astype(float)
+        assert error(W - last[..., None] * dW, FLA["ttt_linear/state"]) < 1e-6
+        filled = 3 * gradient(b[..., None, :], 0.0, w, c, True)[..., 0, :]
+        assert error(b - last * (db + filled), FLA["ttt_linear/second"]) < 1e-6
+        assert error(b - last * db, FLA["ttt_linear/second"]) > 0.01
+    for _, state in fla_test_time(step, ones, library, bits):
+        W, _, dW, _ = map(numbers, state[:4])
+        assert error(W - dW, FLA["ttt_linear/state"]) > 0.1
+
+
+def test_known_bug_fla_divides_the_wrong_part_of_the_gradient_of_titans() -> None:
+    """D g - (sum of g) / (D s) for (D g - sum of g) / (D s): too much by D g - g / s."""
+    W, k, v = (FLA[x].astype(float) for x in ("S", "k", "v"))
+    W, k, v = W[..., :4], k[..., :1, :], v[..., :1, :4]
+    w, c = (FLA[f"norm_{x}"].astype(float)[:, None] for x in ("weight", "bias"))
+    theirs = k @ (W - FLA["titans, one token/state"])  # of length 1: what was written
+    x, deviation = normed(k @ W, True)
+    right, g = gradient(k @ W, v - k, w, c, True), w * (w * x + c - (v - k))
+    assert error(right + 4 * g - g / deviation, theirs) < 1e-6
+    assert error(right, theirs) > 0.5
+
+
+def test_known_bug_fla_adds_to_the_denominators_of_conjugate_gradients(monkeypatch) -> None:
+    """1e-5, against 0/0 at the end; so its steps get stuck before they are there."""
+    args = arguments("mesa", "float64")
+    given = options("mesa", "numpy", "float64") | {"form": "chunkwise", "return_state": False}
+    theirs, exact = FLA["mesa in fla's steps/out"], FLA["mesa/out"]
+    assert error(ln.mesa(*args, **given), exact) < 1e-6 < error(theirs, exact) / 10
+    monkeypatch.setitem(conjugate_gradients.__globals__, "divide", lambda x, y: x / (y + 1e-5))
+    assert error(ln.mesa(*args, **given), theirs) < 1e-6
 
 
 # --- The models of RWKV's author -----------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The book's own Sphinx extension. Each part is a file beside this one, and has a function `setup`.
 
-What authors run is no part of it: `notebooks.py` and `mutate.py`.
+What authors run is no part of it: `notebooks.py`, `mutate.py` and `pdf.py`.
 """
 
 from functools import partial

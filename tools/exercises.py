@@ -75,7 +75,11 @@ def exercise_parts(chapter: Chapter) -> Iterator[Block]:
         if block.kind == "solution-end":
             solving = False
         elif not solving:
-            heading = re.search(r"(?m)^##? ", block.text) if block.kind == "text" else None
+            heading = (
+                re.search(r"(?m)^(\([\w-]+\)=\n)?##? ", block.text)
+                if block.kind == "text"
+                else None
+            )
             if heading:  # another section begins
                 block.text = block.text[: heading.start()].strip()
             if block.kind != "text" or block.text:

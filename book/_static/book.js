@@ -48,6 +48,7 @@ const EXPLORABLES = {
   "fig-four-orders": "scans",
   "fig-two-ways": "two_ways",
   "fig-sums-stick": "sums",
+  "fig-recall-overflow": "recall",
 };
 const explorableFolder = new URL("explorables/", document.currentScript.src);
 addEventListener("DOMContentLoaded", () => {

@@ -8,13 +8,13 @@ import numpy as np
 from lesson_code.checks import random_qkv
 from lesson_code.exercises import Exercise
 from lesson_code.exercises._arrays import K, V, over_tokens
-from lesson_code.numpy import rwkv6
 from lesson_code.numpy.family import MODELS, run
 
 CHAPTER = "One recurrence, many models"
 QUESTIONS = "Three questions"
-TABLE = "The table"
-CONVENTIONS = "Conventions"
+TABLE = "Four ways to treat the past"
+FOLLOW = "The first axis: what it can follow"
+HOLDS = "The second axis: how much it holds, at what price"
 
 # --- By hand -----------------------------------------------------------------------------------
 
@@ -31,7 +31,10 @@ def halving(q, k, v, read, decay=0.5):
     return over_tokens(step, q, k, v)
 
 
-def with_bonus(before, after, q, k, v, bonus=2.0):
+BONUS = np.array([3.0, 0.5])
+
+
+def with_bonus(before, after, q, k, v, bonus=BONUS):
     return q @ before + q @ (bonus * k) * v
 
 
@@ -44,7 +47,7 @@ HAND.value("out", halving(K, K, V, with_bonus), TABLE, "three rows of two number
         halving(K, K, V, lambda before, after, q, k, v: q @ after),
         "This is RetNet: read after the write. RWKV-6 reads the state before its token, and adds "
         "that with a bonus.",
-        CONVENTIONS,
+        TABLE,
     ),
     (
         halving(K, K, V, lambda before, after, q, k, v: with_bonus(before / 2, after, q, k, v)),
@@ -109,7 +112,7 @@ as_gla.mistakes(
     (
         lambda q, k, v, g: as_gla.reference(q, k, v, np.exp(g)),
         "The decay was given as a factor. This row takes its logarithm.",
-        CONVENTIONS,
+        TABLE,
     ),
     (
         lambda q, k, v, g: as_gla.reference(q, k, v, 0 * g),
@@ -167,71 +170,31 @@ as_gated_delta.mistakes(
         exchanged(as_gated_delta, learning_rate=lambda k, b: b + 0 * k),
         "The state before its decay is asked what to remove. Multiply Gated DeltaNet's transition "
         "out: what stands before the outer product?",
-        CONVENTIONS,
+        TABLE,
     ),
 )
 as_delta.mistakes(
     (
         exchanged(as_delta, log_decay=lambda k, b: np.ones_like(k)),
         "The decay was given as a factor of 1. This row takes its logarithm.",
-        CONVENTIONS,
+        TABLE,
     ),
 )
 
-# --- A loop in place ---------------------------------------------------------------------------
+# --- Where the lines cross ---------------------------------------------------------------------
 
-IN_PLACE = Exercise("ex-family-in-place", CHAPTER)
-
-IN_PLACE.truth(
-    "after_right",
-    True,
-    CONVENTIONS,
-    "After both lines S holds what it should. Does such a model look at `before`?",
-    "True or False, for models that read after the write",
+SIZES = Exercise("ex-family-sizes", CHAPTER)
+SIZES.value("larger", 65, HOLDS, "tokens from which on the cache is larger").mistakes(
+    (64, "With 64 tokens the cache has exactly as many numbers."),
+    (33, "That is a state of C M numbers. Mesa keeps the sums of keys with keys as well."),
 )
-IN_PLACE.truth(
-    "before_right",
-    False,
-    CONVENTIONS,
-    "`before = S` gives a second name to the array. What does `before` show when the array has "
-    "been changed in place?",
-    "True or False, for models that read before it",
+SIZES.value("slower", 859, HOLDS, "tokens from which on softmax costs more").mistakes(
+    (858, "At 858 tokens softmax costs a little less: 858 times 128 is 109,824."),
+    (683, "The system alone is 683 tokens' worth. Mesa also updates two sums and reads."),
 )
-IN_PLACE.truth(
-    "causal_objects",
-    False,
-    CONVENTIONS,
-    "Which token too many enters the output at t? Is it a later one?",
-)
-
-
-def one_head(rng, N, D=5, M=3):
-    return random_qkv(rng, N, D=D, M=M)
-
-
-@IN_PLACE.function(TABLE, inputs=one_head)
-def mended(q, k, v):
-    return rwkv6(q, k, v, np.full_like(k, np.log(0.5)), np.zeros(k.shape[-1]))
-
-
-mended.mistakes(
-    (
-        lambda q, k, v: halving(q, k, v, lambda before, after, q, k, v: q @ after),
-        "Every query still sees its own token: what is read is the state after the write. Without "
-        "a bonus it must not be in the output.",
-        CONVENTIONS,
-    ),
-    (
-        lambda q, k, v: halving(q, k, v, lambda before, after, q, k, v: q @ before / 2),
-        "Everything is half as large: the state is read after its decay, or the own write decays, "
-        "too. In which order come the read, the decay and the write?",
-        CONVENTIONS,
-    ),
-    (
-        lambda q, k, v: halving(q, k, v, functools.partial(with_bonus, bonus=1.0)),
-        "The own token is added. That is a bonus of 1, and here there is none.",
-        CONVENTIONS,
-    ),
+SIZES.value("tokens", 576, HOLDS, "tokens of a cache").mistakes(
+    (544, "There are 17 blocks at most, and the token itself."),
+    (1152, "A token of the cache is a key and a value, 128 numbers."),
 )
 
 # --- A new row ---------------------------------------------------------------------------------
@@ -257,38 +220,39 @@ def found(S, x):
     return np.outer(x.k, x.k @ S)
 
 
-@ROW.function(TABLE, inputs=one_token, view=of_a_token, unit="")
-def decay_then_correct(S, x):
-    return faded(S, x) - x.beta * found(faded(S, x), x)
+@ROW.function(FOLLOW, inputs=one_token, view=of_a_token, unit="")
+def correct_then_decay(S, x):
+    return faded(S - x.beta * found(S, x), x)
 
 
-decay_then_correct.mistakes(
+correct_then_decay.mistakes(
     (
-        lambda S, x: faded(S - x.beta * found(S, x), x),
-        "The correction comes first, and then the decay. In the formula, which of the two stands "
-        "next to the state?",
-        CONVENTIONS,
+        lambda S, x: faded(S, x) - x.beta * found(faded(S, x), x),
+        "The decay comes first, and then the correction: that is Kimi delta attention. In the "
+        "formula, which of the two stands next to the state?",
+        TABLE,
     ),
     (
         lambda S, x: faded(S, x) - x.beta * found(S, x),
-        "The state before its decay is asked what the key finds. That is the convention of RWKV-7.",
-        CONVENTIONS,
+        "What was found is taken away whole, although the rest has faded. That is the convention "
+        "of RWKV-7. Here the decay reaches both.",
+        TABLE,
     ),
     (
-        lambda S, x: (np.eye(len(S)) - x.beta * x.k @ x.k) @ faded(S, x),
+        lambda S, x: faded((np.eye(len(S)) - x.beta * x.k @ x.k) @ S, x),
         "`k @ k.T` is one number, as `.T` does nothing to an array with one axis. The transition "
         "has an outer product.",
     ),
     (
-        lambda S, x: decay_then_correct.reference(S, x) + np.outer(x.beta * x.k, x.v),
+        lambda S, x: correct_then_decay.reference(S, x) + np.outer(x.beta * x.k, x.v),
         "The write is in it. It is a part of its own in the row, and would be added twice.",
         QUESTIONS,
     ),
 )
 ROW.truth(
-    "order_matters",
-    True,
-    TABLE,
-    "A number commutes with every matrix. Does a diagonal matrix?",
-    "True or False, for decays that differ between channels",
+    "eigenvalues_differ",
+    False,
+    FOLLOW,
+    "If A B x = c x, what does B A do to the vector B x?",
+    "True or False, for the transitions of one token in the two orders",
 )

@@ -12,6 +12,8 @@ GATE = "One gate for each channel"
 PARALLEL = "The parallel form, and how it overflows"
 CHUNKS = "Chunks, halved"
 RWKV = "RWKV-5 and 6: read before write"
+SOURCE = "Where a gate comes from"
+SHIFT = "A token shift that depends on the token"
 
 
 def gated(rng, N, D=5, M=3):
@@ -111,6 +113,31 @@ gate_after_write.mistakes(
         "The gate multiplies the query. What a token writes must have faded in the memory too, for "
         "all later queries.",
     ),
+)
+
+# --- A half-life ---------------------------------------------------------------------------------
+
+HALF = Exercise("ex-gates-half", CHAPTER)
+GATE_100 = 0.5 ** (1 / 100)
+
+
+def logit_of(share):
+    return np.log(share / (1 - share))
+
+
+HALF.value("alpha", GATE_100, GATE).mistakes(
+    (0.5, "This gate halves with every token. It is multiplied a hundred times."),
+)
+HALF.value("logit", logit_of(GATE_100**16), SOURCE).mistakes(
+    (logit_of(GATE_100), "This forgets the root: the gate is the sixteenth root of the sigmoid."),
+    (
+        logit_of(GATE_100 ** (1 / 16)),
+        "The sigmoid is the sixteenth power of the gate, not its root.",
+    ),
+)
+HALF.value("w", np.log(-np.log(GATE_100)), SHIFT).mistakes(
+    (np.log(GATE_100), "This is the logarithm of the gate, which is minus the exponential of w."),
+    (-np.log(100), "This gate leaves 1/e after 100 tokens."),
 )
 
 # --- Padding -----------------------------------------------------------------------------------

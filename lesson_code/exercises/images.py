@@ -5,15 +5,14 @@ import math
 import numpy as np
 
 from lesson_code import costs
-from lesson_code.checks import check_streaming, random_qkv
 from lesson_code.exercises import Exercise
-from lesson_code.numpy import identity, linear_attention
 
 CHAPTER = "Generating images as an RNN"
 SEQUENCE = "An image is a sequence"
 PIXEL = "A distribution for one pixel"
-HALF = "Completing a half"
-COUNTING = "Counting what generation costs"
+COPIES = "Are they copies?"
+HALF = "Half an image, held in a state"
+COUNTING = "Counting what an image costs"
 
 # --- Three levels ------------------------------------------------------------------------------
 
@@ -147,55 +146,78 @@ BIN.value("far", log_sigma((0.5 - 16) / 0.01), PIXEL).mistakes(
     ),
 )
 
-# --- In place ----------------------------------------------------------------------------------
+# --- A copy that has moved ---------------------------------------------------------------------
 
-IN_PLACE = Exercise("ex-images-in-place", CHAPTER)
+COPY = Exercise("ex-images-copies", CHAPTER)
 
-
-def right_completions(copied):
-    """How many of five completions begin with the state after the upper half."""
-    rng = np.random.default_rng(0)
-    state = rng.normal(size=(3, 2))
-    after_the_half, right = state.copy(), 0
-    for _ in range(5):
-        right += int(np.array_equal(state, after_the_half))
-        current = state.copy() if copied else state
-        current += np.outer(rng.normal(size=3), rng.normal(size=2))
-    return right
-
-
-IN_PLACE.value("right_ones", right_completions(False), HALF, "how many of the five").mistakes(
-    (
-        right_completions(True),
-        "Each completion is handed the same array. What is in it when the second one begins?",
-    ),
-    (0, "Nothing has been overwritten yet when the first one begins."),
+COPY.value("plain", math.sqrt(2) * 8, COPIES, "to three digits").mistakes(
+    (8, "Two pixels differ: where the ink was, and where it is."),
+    (128, "This is the sum of squares. A distance is its root."),
+    (0, "That is the distance after the copy has been moved back."),
 )
 
-
-def one_head(rng, N, D=5, M=3):
-    return random_qkv(rng, N, D=D, M=M)
+EIGHT = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if (i, j) != (0, 0)]
 
 
-@IN_PLACE.function(HALF, inputs=one_head)
-def repaired(q, k, v, *, initial_state=None, return_state=False):
-    state = {"initial_state": initial_state, "return_state": return_state}
-    return linear_attention(q, k, v, feature_map=identity, causal=True, normalize=False, **state)
+def move(images, down, right):
+    """Images (n, 64) moved by at most a pixel each way, with blank paper coming in."""
+    wide = np.pad(images.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
+    return wide[:, 1 - down : 9 - down, 1 - right : 9 - right].reshape(-1, 64)
 
 
-repaired.passes(check_streaming, HALF, empty_pieces=False)
-repaired.mistakes(
+def roll(images, down, right):
+    return np.roll(images.reshape(-1, 8, 8), (down, right), axis=(1, 2)).reshape(-1, 64)
+
+
+def moved_a_little(rng, N):
+    """Known images, and copies of them with noise that have moved in any of nine ways."""
+    known = rng.integers(17, size=(7, 64))
+    moves = [move(known, *step) for step in [(0, 0), *EIGHT]]
+    images = np.stack(moves)[rng.integers(9, size=N), rng.integers(7, size=N)]
+    return images + rng.integers(3, size=images.shape), known
+
+
+def each_way(rng):
+    images, known = moved_a_little(rng, 7)
+    return np.concatenate([move(known, *step) for step in EIGHT] + [images]), known
+
+
+def distances(moves, move=move):
+    """The distance to the nearest known image moved in these ways."""
+
+    def slid(images, known):
+        known = np.concatenate([move(known, *step) for step in moves])
+        squares = ((images[:, None] - known) ** 2).sum(axis=2)
+        return np.sqrt(squares.min(axis=1))
+
+    return slid
+
+
+@COPY.function(COPIES, inputs=moved_a_little, special=(each_way,), unit="")
+def slid(images, known):
+    return distances([(0, 0), *EIGHT])(images, known)
+
+
+slid.mistakes(
     (
-        lambda q, k, v: np.tril(q @ k.T, -1) @ v,
-        "Each query is answered before its own token is written.",
+        distances([(0, 0)]),
+        "Nothing moves: this is the distance to the nearest known image as it is.",
     ),
     (
-        lambda q, k, v: q @ (k.T @ v),
-        "Every query reads the last state, in which its future is written already.",
+        distances([(0, 0), *EIGHT], roll),
+        "What leaves the image at one edge comes in at the other. It should be lost.",
     ),
     (
-        lambda q, k, v: linear_attention(q, k, v, feature_map=identity, causal=True),
-        "The output is normalized. Here it is asked for without the normalizer.",
+        distances(EIGHT),
+        "A known image may also stay where it is.",
+    ),
+    (
+        distances([(0, 0), (0, 1), (0, -1), (1, 0), (-1, 0)]),
+        "The diagonal moves are missing: there are eight directions.",
+    ),
+    (
+        lambda images, known: slid.reference(images, known) ** 2,
+        "These are sums of squares. A distance is the root.",
     ),
 )
 

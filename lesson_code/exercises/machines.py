@@ -11,60 +11,57 @@ CHAPTER = "Across machines"
 NEEDS = "What a later part needs"
 DECAY = "The same with a decay"
 EXCHANGE = "One exchange"
-BACK = "One exchange back"
 BYTES = "Bytes"
-BESIDE = "Beside it"
+CUT = "What else crosses the cut"
 
 # --- When is it worth it? ----------------------------------------------------------------------
 
 BYTES_BY_HAND = Exercise("ex-machines-bytes", CHAPTER)
 RANKS, HEADS, WIDTH = 8, 16, 64
+STEPS = RANKS - 1
 HEADER = costs.EXCHANGE_HEADER_BYTES
 
 
-def exchanged(heads=HEADS, **options):
-    return costs.state_exchange_bytes(RANKS, WIDTH, WIDTH, heads=heads, **options)
+def exchanged(extra):
+    """Bytes that a rank sends, without the headers."""
+    sent = costs.state_exchange_bytes(RANKS, WIDTH, WIDTH, heads=HEADS, extra=extra)
+    return sent - STEPS * HEADER
 
 
-ALL = exchanged()
-MESSAGE = ALL // (RANKS - 1)
-
-
-def sent(name, section, direction):
-    return BYTES_BY_HAND.value(name, ALL, section, "a number of bytes").mistakes(
-        (RANKS * MESSAGE, "One message too many: a rank has its own from the start.", BYTES),
-        (ALL - (RANKS - 1) * HEADER, "The headers are missing.", BYTES),
-        (
-            exchanged(extra=0),
-            "The state is S alone here. The normalizer is one more column, in both directions.",
-            direction,
-        ),
+def sent(name, extra, section):
+    right = exchanged(extra)
+    return BYTES_BY_HAND.value(name, right, section, "a number of bytes").mistakes(
+        (right // STEPS * RANKS, "One message too many: a rank has its own from the start.", BYTES),
+        (right + STEPS * HEADER, "Leave the headers out."),
     )
 
 
-sent("forward", BYTES, EXCHANGE)
-sent("backward", BACK, BACK).mistakes(
-    (
-        0,
-        "The keys and values of a part were read by later ranks. Their gradients need what these "
-        "ranks know.",
-    ),
+sent("forward", 1, EXCHANGE).mistakes(
+    (exchanged(1) // 2, "States are float32: four bytes a number.", BYTES),
+    (exchanged(0), "The state is S alone here. The normalizer is one more column."),
+)
+sent("delta", WIDTH, CUT).mistakes(
+    (exchanged(0), "This is T alone. What does the part do to the memory that it finds?"),
+    (exchanged(WIDTH + 1), "A delta rule has no normalizer here: no further column."),
 )
 
 OF_A_TOKEN = HEADS * 2 * WIDTH * 2  # bytes of its keys and values, in 16 bit
-TOKENS = MESSAGE // OF_A_TOKEN + 1
+TOKENS = exchanged(1) // STEPS // OF_A_TOKEN + 1
 
 BYTES_BY_HAND.value("tokens", TOKENS, BYTES, "a number of tokens in a part").mistakes(
-    (
-        TOKENS - 1,
-        "With so many ring attention still sends a little less. What else is in a message beside "
-        "the state?",
-    ),
+    (TOKENS - 1, "With so many, both rings send the same."),
     (RANKS * TOKENS, "This is the whole sequence; a part was asked for."),
     (
-        MESSAGE // (OF_A_TOKEN // 2) + 1,
+        exchanged(1) // STEPS // (OF_A_TOKEN // 2) + 1,
         "Ring attention sends keys and values, not only one of them.",
     ),
+)
+TAIL_BYTES = 3 * (3 * HEADS * WIDTH) * 2
+
+BYTES_BY_HAND.value("tail", TAIL_BYTES, CUT, "a number of bytes").mistakes(
+    (TAIL_BYTES // 3 * 4, "A window of four taps has the token itself in it."),
+    (STEPS * TAIL_BYTES, "Only the next rank needs a tail: it is sent once."),
+    (TAIL_BYTES // 3, "The queries, the keys and the values are convolved, all three."),
 )
 
 # --- A gate that is split ----------------------------------------------------------------------
@@ -140,35 +137,38 @@ my_split.mistakes(
 # --- Two mistakes in a fold --------------------------------------------------------------------
 
 MISTAKES = Exercise("ex-machines-mistakes", CHAPTER)
-ASK = "Look at each function on its own: is its output another one than it should be?"
-FUTURE = "Look at each sum: are there tokens in it that come after the query?"
+K = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # red, round, cherry
+V = np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
+HALVED = K, K, V, np.full((3, 2), np.log(0.5))
+RIGHT: np.ndarray = np.asarray(gated_linear_attention(*HALVED))[2]
 
-
-def differs(fn):
-    args = with_gates(np.random.default_rng(0), 12)
-    return not np.allclose(fn(*args), gated_linear_attention(*args))
-
-
-def looks_ahead(fn):
-    """Whether an output before the last token changes with that token."""
-    q, k, v, g = with_gates(np.random.default_rng(0), 12)
-    other = np.vstack([v[:-1], -v[-1:]])
-    return not np.allclose(fn(q, k, v, g)[:-1], fn(q, k, other, g)[:-1])
-
-
-COLLEAGUES = nothing_fades, reads_too_much
-
-MISTAKES.value(
-    "same_objects", [differs(fn) for fn in COLLEAGUES], DECAY, "two of True and False"
-).mistakes(
-    ([False, True], f"{ASK} The first one reads what has long faded."),
-    ([True, False], f"{ASK} The second one reads its own part twice."),
+MISTAKES.value("undecayed", lambda: nothing_fades(*HALVED)[2], DECAY, "two numbers").mistakes(
+    (RIGHT, "This is the right read. Which entry of B is another one?"),
+    (
+        lambda: split(step=lambda A, T, a: A + T, seen=np.ones_like)(*HALVED)[2],
+        "The cherry still halves what it finds, before it writes.",
+    ),
 )
-MISTAKES.value(
-    "causal_objects", [looks_ahead(fn) for fn in COLLEAGUES], DECAY, "the same for check_causal"
-).mistakes(
-    ([True, True], f"{FUTURE} A sum may be wrong without looking ahead."),
-    ([False, False], f"{FUTURE} The first token of a part reads, too."),
+MISTAKES.value("too_late", lambda: reads_too_much(*HALVED)[2], DECAY, "two numbers").mistakes(
+    (RIGHT, "This is the right read. Now the cherry's own write is in what it finds, too."),
+)
+
+# --- A part shorter than the tail --------------------------------------------------------------
+
+SHORT = Exercise("ex-machines-tail", CHAPTER)
+NUMBERS = 2 ** np.arange(6)  # 1, 2, 4, 8 on rank 0, 16 on rank 1, 32 on rank 2
+
+SHORT.value("tail", NUMBERS[2:5], CUT, "three numbers").mistakes(
+    (NUMBERS[3:6], "The last one is rank 2's own."),
+    ([0, 0, NUMBERS[4]], "Rank 1 has one number. The two before it stand on rank 0."),
+)
+SHORT.value("last", NUMBERS[2:].sum(), CUT, "a number").mistakes(
+    (NUMBERS[2:5].sum(), "This is the tail alone; rank 2 adds its own number."),
+    (NUMBERS[3:].sum(), "This is the sum of three; four were asked for."),
+)
+SHORT.value("wrong", NUMBERS[4:].sum(), CUT, "a number").mistakes(
+    (NUMBERS[2:].sum(), "This is the right sum. What has rank 1 of its own?"),
+    (NUMBERS[5], "Rank 1 does send its number."),
 )
 
 # --- What the delta rule sends -----------------------------------------------------------------
@@ -185,7 +185,7 @@ def last_state(k, v, beta, start=None):
     return delta_rule(k, k, v, beta, initial_state=start, return_state=True)[1]
 
 
-@DELTA.function(BESIDE, inputs=with_rates, unit="")
+@DELTA.function(CUT, inputs=with_rates, unit="")
 def message(k, v, beta):
     P = last_state(k, np.zeros_like(k), beta, np.eye(k.shape[-1]))
     return P, last_state(k, v, beta)
@@ -220,13 +220,11 @@ message.mistakes(
     ),
 )
 
-# A message of the delta rule is P beside T; that of a gate is S with a column of decays.
+# A message of the delta rule is P beside T; a token is a key, a value and a rate.
 C = M = 128
-DELTA.value("ratio", C * (C + M) / (C * (M + 1)), BESIDE, "a number, to three digits").mistakes(
-    (
-        C * (C + M) / (C * M),
-        "The gated message has the decays beside the state: one more column.",
-        DECAY,
-    ),
-    (C * C / (C * (M + 1)), "This is P alone. The part's own T is sent as well."),
+FEWER = C * (C + M) // (C + M + 1)
+DELTA.value("fewer", FEWER, CUT, "a number of tokens").mistakes(
+    (FEWER + 1, "A token has its rate beta, too."),
+    (C * M // (C + M + 1), "This compares with T alone, or P alone. Both are sent."),
+    (C * (C + M) // C, "A token brings its key and its value."),
 )

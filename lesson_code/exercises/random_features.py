@@ -13,6 +13,48 @@ OFF = "How wrong is one draw?"
 DIRECTIONS = "Spreading the directions"
 MAXIMUM = "Out of range, and a maximum that looks ahead"
 
+# --- Every roll twice --------------------------------------------------------------------------
+
+MIRRORED = Exercise("ex-random-mirrored", CHAPTER)
+
+
+def length_and_features(rng, N):
+    return float(rng.uniform(0.2, 2.0)), 2 * int(rng.integers(1, 20))
+
+
+@MIRRORED.function(OFF, inputs=length_and_features, unit="")
+def mirrored(y, m):
+    return 2 * math.sinh(y * y / 2) / math.sqrt(m)
+
+
+mirrored.mistakes(
+    (
+        lambda y, m: math.sqrt(math.expm1(y * y) / m),
+        "This is the error of m independent rolls. A roll and its mirror image err together.",
+    ),
+    (
+        lambda y, m: math.sqrt((math.cosh(y * y) - 1) / m),
+        "There are m features but only m/2 independent pairs, and the variance of a mean is "
+        "divided by the number of what is independent.",
+    ),
+    (
+        lambda y, m: 2 * (math.cosh(y * y) - 1) / m,
+        "This is the variance. The error is its root.",
+    ),
+    (
+        lambda y, m: 2 * math.sinh(y / 2) / math.sqrt(m),
+        "The square is missing: s is |y|², not |y|.",
+    ),
+)
+MIRRORED.value("short", math.sqrt(-math.expm1(-0.25)), OFF, "a number, to three digits").mistakes(
+    (-math.expm1(-0.25), "This is the quotient of the variances. The error is the root."),
+    (math.sqrt(-math.expm1(-0.5)), "This takes |y| for |y|²."),
+    (1 / math.sqrt(-math.expm1(-0.25)), "Turn the quotient around: the pairs are better."),
+)
+MIRRORED.value("match", 1.0, OFF, "a number, to three digits").mistakes(
+    (0.0, "e^(-42) is almost 0. What is left under the root?"),
+)
+
 # --- A coin ------------------------------------------------------------------------------------
 
 COIN = Exercise("ex-random-coin", CHAPTER)

@@ -14,7 +14,7 @@ MASKED = "All positions at once"
 MEAN = "Different functions, and forms of one function"
 CHUNKS = "Between one token and all of them"
 HINGE = "Train in parallel, run step by step"
-UNROLLED = "Why a tanh RNN cannot do this"
+UNROLLED = "Which recurrences can be cut?"
 STEPS = "Linear steps make a linear step"
 
 # --- By hand -----------------------------------------------------------------------------------

@@ -145,29 +145,30 @@ my_retention.mistakes(
 # --- Off by one --------------------------------------------------------------------------------
 
 OFF = Exercise("ex-retnet-mistakes", CHAPTER)
-ITSELF = (
-    "check_streaming compares a function with itself: a state that it hands on has to fit its own "
-    "next step, and nothing else."
-)
+OUTPUTS = np.array([[16.0, 8.0], [4.0, 12.0], [10.0, 20.0]])
+BORDER = np.array([[8.0, 4.0], [4.0, 12.0]])  # the state after tokens 1 and 2
+LATE = np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]) @ BORDER  # what token 3 reads of it
+ROWS = "three rows of two numbers"
 
-OFF.value("first", 1, FADES, "how many of the three checks object to the first").mistakes(
-    (0, "Write down the first output by this rule, and beside it that of retention."),
-    (2, ITSELF),
+OFF.value("first", OUTPUTS / 2, FADES, ROWS).mistakes(
+    (OUTPUTS, "This is the rule of the chapter. Here the new token has faded, too, when it reads."),
 )
-OFF.value("second", 0, FADES, "the same for the second").mistakes(
+OFF.value("second", OUTPUTS, FADES, ROWS).mistakes(
+    (OUTPUTS / 2, "Here the query reads before the memory fades."),
     (
-        1,
-        "Write down the first two outputs by this rule. How often has token 1 faded when query 2 "
-        f"reads? And for the state: {ITSELF}",
+        np.array([[16.0, 8.0], [4.0, 12.0], [24.0, 32.0]]),
+        "In the third row nothing has faded. The memory fades after each read.",
     ),
 )
-OFF.value("third", 2, CHUNKS, "the same for the third").mistakes(
+OFF.value("third", OUTPUTS + LATE / 2, CHUNKS, ROWS).mistakes(
     (
-        1,
-        "The outputs depend on where the chunks begin. What does that mean for a text that comes "
-        "in pieces?",
+        OUTPUTS,
+        "That is right with the factors of the chapter. Here token 3 takes the state as it stands.",
     ),
-    (3, "Does any output depend on a later token?"),
+    (
+        OUTPUTS - LATE / 2,
+        "Token 3 has not read the state at all. What did the first two tokens leave?",
+    ),
 )
 
 # --- A memory that turns -----------------------------------------------------------------------

@@ -65,12 +65,18 @@ SLIP.value("loaded", 1 - math.log(4), WKV).mistakes(
 
 INSIDE = Exercise("ex-rwkv-inside", CHAPTER)
 
-INSIDE.value("found_by", "check_same", WEIGHTS, '"check_causal" or "check_same"').mistakes(
+INSIDE.value("outputs", [10.0, 25.0, 50.0], WEIGHTS, "three numbers").mistakes(
     (
-        "check_causal",
-        "That check changes later tokens and looks for changes before them. Does any divisor here "
-        "contain a later key?",
+        [10.0, 20.0, 35.0],
+        "These are the means. The library divides each term before it is added, by the total that "
+        "there is then.",
     ),
+    ([10.0, 15.0, 25.0], "These are the terms. The library adds up those so far."),
+)
+INSIDE.value("hundred", sum(1 / i for i in range(1, 101)), WEIGHTS).mistakes(
+    (1.0, "That is the mean. Which number does the library divide the i-th term by?"),
+    (100.0, "Nothing was divided. The i-th term is divided by the total up to itself."),
+    (0.01, "That is the last term alone."),
 )
 
 
@@ -110,14 +116,6 @@ mended.mistakes(
 # --- One maximum for both ----------------------------------------------------------------------
 
 MAXIMUM = Exercise("ex-rwkv-maximum", CHAPTER)
-
-MAXIMUM.truth(
-    "wrong",
-    False,
-    RANGE,
-    "What is taken off every exponent, above and below the fraction bar, multiplies both by the "
-    "same number.",
-)
 
 
 def wkv_inputs(rng, N, D=5):
@@ -171,11 +169,13 @@ one_maximum.mistakes(
         "to the power of the difference as well as by the decay.",
     ),
 )
-MAXIMUM.truth(
-    "harm",
-    True,
-    RANGE,
-    "Look at the write of the very first token: how far is its key above this maximum?",
+MAXIMUM.value("lowest", -88.72, RANGE, tolerance=0.01).mistakes(
+    (88.72, "The sign is wrong. Subtract this maximum from the key of the first token."),
+    (-104.0, "Below this exponent an exponential is 0. Which end does the write reach here?"),
+)
+MAXIMUM.value("highest", 103.97, RANGE, tolerance=0.01).mistakes(
+    (-103.97, "The sign is wrong. Subtract this maximum from the key of the first token."),
+    (88.72, "The exponent of the write is minus the bonus, so a large bonus makes it vanish."),
 )
 
 # --- Two decays in one channel -----------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Exercises of the chapter on causal scans."""
 
-from functools import partial
-
 import numpy as np
 import torch
 
@@ -77,89 +75,40 @@ HAND.value("dv", K @ DS, TWO_LOOPS, "three rows of two numbers").mistakes(
     ),
 )
 
-# --- Three mistakes and what they break -----------------------------------------------------------
+# --- Three mistakes, with the tokens of the chapter in chunks of two -----------------------------
 
 MISTAKES = Exercise("ex-scans-mistakes", CHAPTER)
+RIGHT = np.tril(K @ K.T) @ V
+ROWS = "three rows of two numbers"
 
 
-def in_chunks(q, k, v, diagonal=0, update_first=False, L=2):
-    S, pieces = k.new_zeros(k.shape[1], v.shape[1]), []
-    for q_i, k_i, v_i in zip(q.split(L), k.split(L), v.split(L), strict=True):
+def in_chunks(k=K, diagonal=0, update_first=False, L=2):
+    S, rows = np.zeros((k.shape[1], V.shape[1])), []
+    for start in range(0, len(k), L):
+        q_i, k_i, v_i = (x[start : start + L] for x in (K, k, V))
         after = S + k_i.T @ v_i
-        own = torch.tril(q_i @ k_i.T, diagonal) @ v_i
-        pieces.append(own + q_i @ (after if update_first else S))
+        own = np.tril(q_i @ k_i.T, diagonal) @ v_i
+        rows.append(own + q_i @ (after if update_first else S))
         S = after
-    return torch.cat(pieces)
+    return np.concatenate(rows)
 
 
-def constant_normalizer(q, k, v):
-    weights = torch.tril(elu_plus_one(q) @ elu_plus_one(k).mT)
-    return weights @ v / weights.sum(dim=-1, keepdim=True).detach()
-
-
-def broken_by(fn, right):
-    """Whether a function has wrong outputs, looks ahead, and has gradients of another function.
-
-    In one small case: check_same, check_causal and check_gradients take seconds.
-    """
-    q, k, v = (torch.tensor(x) for x in random_qkv(np.random.default_rng(0), 6))
-    k.requires_grad_()
-    out = fn(q, k, v)
-    later = fn(q, torch.cat([k[:-1], -k[-1:]]), v)
-    (gradient,) = torch.autograd.grad(out.sum(), k)
-    ahead, behind = (fn(q, k + step, v).sum() for step in (1e-5, -1e-5))
-    return [
-        not torch.allclose(out, right(q, k, v)),
-        not torch.allclose(out[:-1], later[:-1]),
-        not torch.allclose(gradient.sum(), (ahead - behind) / 2e-5, rtol=1e-5),
-    ]
-
-
-NOT_GRADIENTS = (
-    "The gradients are to be those of the function that was computed, right or wrong. Autograd "
-    "differentiates what it is given."
+MISTAKES.value("first", in_chunks(diagonal=-1), CHUNKS, ROWS).mistakes(
+    (RIGHT, "These are the right outputs. Without the diagonal a token does not see itself."),
+    (np.zeros_like(V), "The cherry still reads the state of the first chunk."),
 )
-
-MISTAKES.value(
-    "first",
-    lambda: broken_by(partial(in_chunks, diagonal=-1), in_chunks),
-    CHUNKS,
-    "three times True or False: what the first mistake breaks",
-).mistakes(
-    (
-        [True, True, False],
-        "Without the diagonal a token sees less than it may. Does it see anything that comes "
-        "later?",
-    ),
-    ([True, False, True], NOT_GRADIENTS, BACKWARD),
+MISTAKES.value("second", in_chunks(update_first=True), CHUNKS, ROWS).mistakes(
+    (RIGHT, "Each chunk reads itself twice: in its triangle, and in the state."),
+    (2 * RIGHT, "The cherry reads the first chunk only once, in the state."),
 )
-MISTAKES.value(
-    "second",
-    lambda: broken_by(partial(in_chunks, update_first=True), in_chunks),
-    CHUNKS,
-    "the same for the second",
-).mistakes(
-    (
-        [True, False, False],
-        "Which tokens are in the state of a chunk once it is updated? Do some of them come after "
-        "the first token of the chunk?",
-    ),
-    ([True, True, True], NOT_GRADIENTS, BACKWARD),
+CHANGED = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+MISTAKES.value("moved", in_chunks(CHANGED, update_first=True)[0], CHUNKS, "two numbers").mistakes(
+    (in_chunks(update_first=True)[0], "Red asks for the first feature, and round has it now."),
+    (V[0], "This is the right output. Here red reads the state of its whole chunk, too."),
 )
-MISTAKES.value(
-    "third",
-    lambda: broken_by(constant_normalizer, partial(linear_attention, causal=True)),
-    NORMALIZER,
-    "the same for the third",
-).mistakes(
-    (
-        [True, False, True],
-        "The changed line is in the backward pass. What does it do to the outputs?",
-    ),
-    (
-        [False, False, False],
-        "The changed line takes one path out of the backward pass. What comes back then?",
-    ),
+MISTAKES.value("third", S @ DN, NORMALIZER, "two numbers").mistakes(
+    (S @ DN + Z * DR, "This is the right gradient. Which part of it comes from dr?"),
+    (Z * DR, "This part is the one that is missing."),
 )
 
 # --- Chunkwise ---------------------------------------------------------------------------------

@@ -61,14 +61,14 @@ def aft_full(q: Array, k: Array, v: Array, position_bias: Array, *, causal: bool
     Computes :eq:`eq-aft-full` in every channel (Zhai et al., 2021), over all positions or, with
     ``causal=True``, over those up to t:
 
-    .. math:: o_t = \sigma(q_t) \frac{\sum_i e^{k_i + b_{ti}} v_i}{\sum_i e^{k_i + b_{ti}}}
+    .. math:: o_t = \sigma(q_t) \frac{\sum_i e^{k_i + p_{ti}} v_i}{\sum_i e^{k_i + p_{ti}}}
 
     Parameters
     ----------
     q, k, v, causal
         As in :func:`aft_simple`.
     position_bias : array, shape (N, N)
-        The bias b, the same in all channels; a row for each query, a column for each key. It is
+        The bias p, the same in all channels; a row for each query, a column for each key. It is
         added to the key; -inf hides the key from the query.
 
     Returns

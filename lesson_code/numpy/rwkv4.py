@@ -11,15 +11,15 @@ from lesson_code.numpy.wkv import EMPTY, WKVState, wkv
 def token_shift(x: Array, mix: Array, last: Array | None = None) -> Array:
     r"""Mix each token with the one before, channel by channel.
 
-    Computes :eq:`eq-token-shift` (Peng et al., 2023), :math:`\mu \odot x_t + (1 - \mu) \odot
-    x_{t-1}`: a causal convolution of each channel with two taps.
+    Computes :eq:`eq-token-shift` (Peng et al., 2023), :math:`\lambda \odot x_t + (1 - \lambda)
+    \odot x_{t-1}`: a causal convolution of each channel with two taps.
 
     Parameters
     ----------
     x : array, shape (..., N, F)
         Inputs.
     mix : array, shape (F,)
-        The share of the current token, :math:`\mu`. It may be any number.
+        The share of the current token, :math:`\lambda`. It may be any number.
     last : array, shape (..., F), optional
         The input before the first; zeros by default. To continue a sequence, pass ``x[..., -1, :]``
         of the piece before.

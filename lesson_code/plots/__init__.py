@@ -13,7 +13,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from lesson_code.plots import (
+    between,
     bracket,
+    conversion,
     decoding,
     delta,
     devices,
@@ -24,6 +26,7 @@ from lesson_code.plots import (
     images,
     kernels,
     layer,
+    learning,
     machines,
     mamba,
     memory,
@@ -37,12 +40,15 @@ from lesson_code.plots import (
     scans,
     softmax,
     tracking,
+    worth,
 )
 from lesson_code.plots.lines import curves
 from lesson_code.plots.matrices import matrix_equation
 
 __all__ = [
+    "between",
     "bracket",
+    "conversion",
     "curves",
     "decoding",
     "delta",
@@ -54,6 +60,7 @@ __all__ = [
     "images",
     "kernels",
     "layer",
+    "learning",
     "machines",
     "mamba",
     "matrix_equation",
@@ -68,4 +75,5 @@ __all__ = [
     "scans",
     "softmax",
     "tracking",
+    "worth",
 ]

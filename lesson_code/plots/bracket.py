@@ -90,7 +90,8 @@ def weight_rows(q: NDArray, k: NDArray, factors: Sequence[float] = (1, 16)) -> B
         tick = look(6, linestyle="", marker="_", markersize=7)
         panel.plot(keys, ceilings[order], label="linear at most", **tick)
         query = "q" if factor == 1 else f"{factor:g}\\,q"
-        panel.set(title=f"query ${query}$", xlabel="keys", yscale="log", ylim=(1e-3, 1.8))
+        panel.set(title=f"query ${query}$", xlabel="keys, by softmax weight for $q$")
+        panel.set(yscale="log", ylim=(1e-3, 1.8))
         if softmax.max() > 0.9:
             text = f"{softmax.max():.2f}, all on one key"
             at = (1 + float(softmax[order].argmax()), softmax.max())

@@ -1,39 +1,34 @@
-"""Figures of the whole family: what tokens weigh, what memories hold, how states grow."""
+"""Figures of the whole family: what tokens weigh, and where transitions have eigenvalues."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.cells import write
-from lesson_code.plots.colors import GRAY, INK
-from lesson_code.plots.lines import beside, named_bars
+from lesson_code.plots import pale
+from lesson_code.plots.cells import box, write
+from lesson_code.plots.colors import BLUE, GRAY
 from lesson_code.plots.matrices import draw_matrix
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
-def memory_over_time(
-    panels: Mapping[str, ArrayLike], events: Mapping[int, str], *, columns: int = 2
-) -> BookFigure:
-    """How much of each token's value its key still reads, as time goes on: one map for each rule.
-
-    Each panel is (N, N): row j is a stored token, column t the time, both counted from the top left
-    corner. What lies below the diagonal is not stored yet. events names columns, whose left edges
-    get a dotted line.
-    """
+def eigenvalues(panels: Mapping[str, ArrayLike], *, columns: int = 3) -> BookFigure:
+    """Eigenvalues of a model's transitions as dots in the unit disk: a panel for each model."""
     rows = -(-len(panels) // columns)
-    figure, axes = new_figure(columns, rows, width=5.6, height=2.85 * rows + 0.2)
-    figure.set_layout_engine("constrained", h_pad=0.12)
+    figure, axes = new_figure(columns, rows, width=5.6, height=2.05 * rows)
+    angle = np.linspace(0, 2 * np.pi, 200)
     for panel, (name, values) in zip(axes.flat, panels.items(), strict=False):
         values = np.asarray(values)
-        future = np.tril(np.ones(values.shape, bool), -1)
-        draw_matrix(panel, values, title=name, limit=1.0, hidden=future)
-        for t, event in events.items():
-            panel.axvline(t - 0.5, color=INK, linestyle=(0, (1, 1.5)), linewidth=1.2)
-            beside(panel, event, (t - 0.5, -0.5), (0, 2), ha="center", color=GRAY, fontsize=10)
-        panel.set_title(name, pad=16)
-        panel.set(xlabel="time", ylabel="stored token")
+        panel.axhline(0, color=GRAY, linewidth=0.6)
+        panel.axvline(0, color=GRAY, linewidth=0.6)
+        panel.plot(np.cos(angle), np.sin(angle), color=GRAY, linestyle="--", linewidth=1)
+        panel.plot(
+            values.real, values.imag, color=BLUE, marker="o", linestyle="none", ms=3, alpha=0.35
+        )
+        panel.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal")
+        panel.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+        panel.set_title(name)
     for panel in axes.flat[len(panels) :]:
         panel.set_axis_off()
     return figure
@@ -65,6 +60,30 @@ def token_weights(k: ArrayLike, v: ArrayLike, rules: Mapping[str, ArrayLike]) ->
 
 
 @drawing
+def two_axes(rows: Mapping[str, Sequence[Sequence[str]]], columns: Sequence[str]) -> BookFigure:
+    """What models can follow, in rows, by how much they keep, in columns: names in each field.
+
+    rows has, for each class of transitions, the names in each of the columns. A field without a
+    name is gray.
+    """
+    heights = [max(1, *map(len, fields)) + 0.7 for fields in rows.values()]
+    figure, ((axes,),) = new_figure(width=6.4, height=0.21 * sum(heights) + 0.6)
+    y = 0.0
+    for (name, fields), height in zip(rows.items(), heights, strict=True):
+        write(axes, -0.06, y + height / 2, name, weight="bold", ha="right")
+        for x, names in enumerate(fields):
+            fill = pale.BLUE if names else pale.GRAY
+            box(axes, x, y, 1, height, "\n".join(names), fill, "white", fontsize=9.5)
+        y += height
+    for x, column in enumerate(columns):
+        write(axes, x + 0.5, -0.6, column, fontsize=9.5)
+    write(axes, len(columns) / 2, -1.7, "numbers kept by a head after 8,192 tokens", fontsize=10)
+    axes.set_axis_off()
+    axes.set(xlim=(-0.62, len(columns)), ylim=(y, -2.2))
+    return figure
+
+
+@drawing
 def continuation(prompt: str, written: str, *, columns: int = 46) -> BookFigure:
     """A prompt, in bold, and what a model wrote after it: a picture, as machines differ in that."""
     figure = BookFigure(figsize=(5.6, 1))
@@ -80,13 +99,4 @@ def continuation(prompt: str, written: str, *, columns: int = 46) -> BookFigure:
     axes.set(xlim=(-1, columns), ylim=(row + 0.7, -0.7))
     axes.set_axis_off()
     figure.set_size_inches(5.6, 0.24 * (row + 1.4))
-    return figure
-
-
-@drawing
-def bars(values: Mapping[str, float], *, xlabel: str) -> BookFigure:
-    """Named numbers as horizontal bars, the first on top, each with its number at its end."""
-    figure, axes = named_bars(values, [f"{x:.2f}" for x in values.values()], height=0.7)
-    axes.margins(x=0.12)
-    axes.set(xlabel=xlabel)
     return figure

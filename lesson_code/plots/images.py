@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from lesson_code.plots import pale
 from lesson_code.plots.cells import arrow, rectangle, write
 from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION, look
-from lesson_code.plots.lines import beside
+from lesson_code.plots.lines import beside, label_decades
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 HIDDEN = pale.VERMILION
@@ -104,8 +104,10 @@ def gallery(rows: Mapping[str, Sequence[ArrayLike]], levels: int) -> BookFigure:
                 panel.set_axis_off()
             else:
                 _show(panel, image, levels)
-        if start == 0:
-            panels[0].set_title(name, loc="left")
+        if start == 0:  # a long name is no reason for a wider column
+            panels[-1].set_title(" ")
+            at = {"xytext": (0, 5), "xycoords": "axes fraction", "textcoords": "offset points"}
+            panels[0].annotate(name, (0, 1), va="bottom", **at).set_in_layout(False)
     return figure
 
 
@@ -151,28 +153,60 @@ def _show(axes: Axes, image: ArrayLike, levels: int) -> None:
 
 
 @drawing
-def speeds(groups: Mapping[str, Mapping[str, float]], *, xlabel: str) -> BookFigure:
-    """Named points on a logarithmic axis, each with its number, in groups with a heading."""
-    count = sum(len(group) + 1 for group in groups.values())
-    figure, ((axes,),) = new_figure(width=6.2, height=0.3 * count + 0.8)
-    y, names = 0, {}
-    for heading, group in groups.items():
-        names[y] = heading
-        for index, (name, value) in enumerate(group.items()):
-            y += 1
-            names[y] = name
-            axes.plot(value, y, **look(index, linestyle="-", markersize=7))
-            label = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-            beside(axes, label, (value, y), (7, 0), va="center")
-        y += 1
-    axes.set_xscale("log")
-    axes.margins(x=0.12)
-    axes.set_yticks(list(names), list(names.values()))
-    for tick in axes.get_yticklabels():
-        if tick.get_text() in groups:
-            tick.set_fontweight("bold")
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(y - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.set(xlabel=xlabel)
+def distances(kinds: Mapping[str, ArrayLike], *, xlabel: str) -> BookFigure:
+    """Where the numbers of each kind lie: a histogram below the other, its median marked."""
+    values = {name: np.asarray(x, float) for name, x in kinds.items()}
+    top = max(x.max() for x in values.values())
+    edges = np.arange(0, np.ceil(top) + 1)
+    figure, axes = new_figure(
+        rows=len(values), width=6.2, height=0.62 * len(values) + 0.6, sharex=True
+    )
+    for (axis,), (index, (name, x)) in zip(axes, enumerate(values.items()), strict=True):
+        color = look(index)["color"]
+        axis.hist(x, edges, weights=np.full(len(x), 1 / len(x)), color=color, alpha=0.45)
+        middle = float(np.median(x))
+        axis.axvline(middle, color=color, linewidth=1.8)
+        axis.margins(y=0.5)  # for the number above the bars
+        right = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": 10}
+        beside(axis, f"{middle:.1f}", (middle, 1), (4, 0), **right)
+        axis.set_ylabel(name, rotation=0, ha="right", va="center")
+        axis.set(yticks=[], xlim=(0, edges[-1]))
+        axis.grid(visible=False)
+        axis.spines["left"].set_visible(False)
+    axes[-1, 0].set(xlabel=xlabel)
+    return figure
+
+
+@drawing
+def gains(
+    N: ArrayLike,
+    panels: Mapping[str, Mapping[str, ArrayLike]],
+    points: Mapping[str, Mapping[str, Mapping[int, float]]],
+) -> BookFigure:
+    """Factors against the number N of pixels, computed as lines and measured as points.
+
+    In each panel every line has a name; `points` gives the measured factors of the same names, by
+    N. Both axes are logarithmic and shared.
+    """
+    figure, (axes,) = new_figure(len(panels), width=6.4, height=3.6, sharey=True)
+    N = np.asarray(N)
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        for index, (name, factors) in enumerate(lines.items()):
+            style, factors = look(index, marker=None), np.asarray(factors, float)
+            axis.plot(N, factors, label=name, **style)
+            for pixels, factor in points[title].get(name, {}).items():
+                axis.plot(pixels, factor, marker="o", markersize=6, color=style["color"])
+                above = factor > np.interp(pixels, N, factors)
+                near = [known.get(pixels, 0) / factor for known in points[title].values()]
+                if above and not any(1 < other < 4 for other in near):
+                    at, side = (-6, 4), "right"
+                else:
+                    at, side = (5, -13), "left"
+                beside(axis, f"{factor:,.0f}", (pixels, factor), at, ha=side, fontsize=10)
+        axis.set(xscale="log", yscale="log", xlabel="pixels N", title=title)
+        axis.margins(x=0.1)
+        label_decades(axis.xaxis)
+        label_decades(axis.yaxis)
+        axis.legend(fontsize=10, loc="upper left")
+    axes[0].set(ylabel="times as long as the state")
     return figure

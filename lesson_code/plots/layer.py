@@ -98,27 +98,46 @@ def two_orders(layers: int, tokens: int) -> BookFigure:
 
 @drawing
 def model() -> BookFigure:
-    """The model of the tales: four parts in a row, from a word to a guess of the next one."""
-    parts = {
-        "embedding": "a vector\nfor each word",
-        "previous\nword": "adds the\nword before",
-        "layer": "looks\nthings up",
-        "logits": "a score for\neach word",
-    }
-    pitch, half, rim = 1.36, 0.54, 0.95  # box to box, half a box, outer boxes to words
-    figure, axes = canvas(6.4, 1.45, unit=1)
-    for i, (text, what) in enumerate(parts.items()):
-        x = pitch * i
-        fill = pale.BLUE if i in (1, 2) else "white"
-        _box(axes, x, 0, text, fill, width=2 * half, height=0.6)
-        write(axes, x, -0.42, what, va="top", color=GRAY, fontsize=10)
-        start = x - pitch + half if i else -rim
-        _line(axes, (start, 0), (x - half, 0), INK, head=True)
-    last = pitch * (len(parts) - 1)
-    _line(axes, (last + half, 0), (last + rim, 0), INK, head=True)
-    write(axes, -rim - 0.05, 0, "Ida", ha="right", fontstyle="italic")
-    write(axes, last + rim + 0.05, 0, "knits", ha="left", fontstyle="italic")
-    axes.set(xlim=(-1.4, last + 1.55), ylim=(-0.95, 0.4))
+    """The model of the tales on seven words: what each part makes of them, with its shape."""
+    words = "Ida knits . Roy sails . Ida".split()
+    asking, width = len(words) - 1, 0.84
+    embedded, added, state, guess = 0.85, 1.75, 3.05, 4.3  # heights of the rows
+    figure, axes = canvas(6.4, 3.75, unit=1)
+
+    def part(y: float, name: str, shape: str) -> None:
+        write(axes, -2.2, y, name + "\n" + shape, ha="left", linespacing=1.4)
+
+    part(0, "words", "$(N)$")
+    part(embedded, "embedding", "$(N,\\ 32)$")
+    part(added, "plus the\nword before", "$(N,\\ 32)$")
+    part(state, "layer, with\nits state $S$", "$(32,\\ 32)$")
+    part(guess, "logits", "$(N,\\ 33)$")
+    for x, word in enumerate(words):
+        write(axes, x, 0, word, fontstyle="italic")
+        _line(axes, (x, 0.2), (x, embedded - 0.2), GRAY, head=True)
+        _box(axes, x, embedded, word, pale.BLUE, width=width, height=0.36)
+        _line(axes, (x, embedded + 0.18), (x, added - 0.32), GRAY, head=True)
+        _box(axes, x, added + 0.15, word, pale.BLUE, width=width, height=0.3)
+        before = words[x - 1] if x else "0"
+        _box(axes, x, added - 0.15, before, pale.VERMILION, width=width, height=0.3)
+        if x:
+            start, end = (x - 0.9 + 0.2, embedded + 0.18), (x - 0.25, added - 0.32)
+            _line(axes, start, end, VERMILION, head=True)
+
+    _line(axes, (-0.5, state), (asking + 0.6, state), BLUE, head=True)
+    kept: list[str] = []
+    for x in 1, 4:
+        _line(axes, (x, added + 0.3), (x, state - 0.22), VERMILION, head=True)
+        write(axes, x + 0.1, added + 0.68, "writes", ha="left", color=VERMILION, fontsize=10)
+        _plus(axes, x, state)
+        kept.append(f"{words[x - 1]}: {words[x]}")
+        _box(axes, x + 0.93, state, "\n".join(kept), "white", width=1.2, height=0.7)
+    _line(axes, (asking, added + 0.3), (asking, state - 0.2), GREEN, head=True)
+    write(axes, asking - 0.1, added + 0.68, "asks", ha="right", color=GREEN, fontsize=10)
+    _box(axes, asking, state, "read", pale.GREEN, width=0.7, height=0.4)
+    _line(axes, (asking, state + 0.2), (asking, guess - 0.25), GREEN, head=True)
+    write(axes, asking, guess, "knits", fontstyle="italic")
+    axes.set(xlim=(-2.25, asking + 0.7), ylim=(-0.4, guess + 0.4))
     return figure
 
 

@@ -28,7 +28,8 @@ def curves(
 ) -> BookFigure:
     """Draw named lines over a common x, and dotted verticals with a label where `marks` says.
 
-    Each line's name stands at its right end, so that no legend has to be matched by color.
+    Each line's name stands at its right end, so that no legend has to be matched by color. A line
+    that ends before the others is NaN from there on; its name stands at the height of its end.
     """
     figure, ((axes,),) = new_figure(height=height)
     x = np.asarray(x)
@@ -54,7 +55,11 @@ def name_lines(axes: Axes, lines: Iterable[Line2D], height: float) -> None:
     """
     axes.autoscale_view()
     to_fraction = axes.transData + axes.transAxes.inverted()
-    ends = [(to_fraction.transform(np.asarray(line.get_xydata())[-1])[1], line) for line in lines]
+    ends = []
+    for line in lines:
+        points = np.asarray(line.get_xydata())
+        last = points[np.isfinite(points).all(axis=1)][-1]
+        ends.append((to_fraction.transform(last)[1], line))
     apart = 14 / (72 * height * 0.8)  # a line of text, as a fraction of the axes' height
     lowest = -1.0
     for fraction, line in sorted(ends, key=lambda end: end[0]):

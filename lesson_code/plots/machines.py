@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from lesson_code.plots import pale
-from lesson_code.plots.cells import arrow, canvas, entries, rectangle, write
+from lesson_code.plots.cells import arrow, canvas, entries, rectangle, way, write
 from lesson_code.plots.colors import BLUE, GRAY, look
 from lesson_code.plots.lines import name_lines, named_bars
 from lesson_code.plots.style import BookFigure, drawing, new_figure
@@ -15,12 +15,15 @@ from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 @drawing
 def states_that_travel(writes: Sequence[ArrayLike], outputs: Sequence[ArrayLike]) -> BookFigure:
-    """What each rank writes, T_r, goes to all later ranks, whose B_r is the sum; outputs below."""
+    """What each rank writes, T_r, goes to all later ranks, whose B_r is the sum; outputs below.
+
+    Each output reads its own T_r, past B_r, and B_r.
+    """
     states = [np.atleast_2d(T) for T in writes]
     rows, columns = states[0].shape
     pitch, below = columns + 2.6, rows + 2.2
     last = below + rows + 1.4  # the top of the outputs
-    figure, axes = canvas(pitch * len(writes) - 0.6, last + 3)
+    figure, axes = canvas(pitch * len(writes) + 1.3, last + 2.5)
     before = np.zeros_like(states[0])
     for r, (T, out) in enumerate(zip(states, outputs, strict=True)):
         x, middle = pitch * r, pitch * r + columns / 2
@@ -32,35 +35,45 @@ def states_that_travel(writes: Sequence[ArrayLike], outputs: Sequence[ArrayLike]
             entries(axes, x, y, values, fill)
             write(axes, x - 0.2, y + height / 2, name, ha="right")
         arrow(axes, (middle, below + rows), (middle, last))
+        edge = x + columns
+        past = [(edge, 0.5), (edge + 0.5, 0.5), (edge + 0.5, last + 0.5), (edge, last + 0.5)]
+        way(axes, *past, linewidth=1)
         for later in range(r + 1, len(writes)):
             end = (pitch * later + 0.3 + 0.5 * r, below)
             arrow(axes, (middle + 0.3, rows), end, color=BLUE)
         before = before + T
-    axes.set(xlim=(-1.3, pitch * len(writes) - 2.4), ylim=(last + 1.2, -1.3))
+    style = {"color": GRAY, "fontsize": 10}
+    write(axes, middle - 0.15, last - 0.7, "all before", ha="right", **style)
+    write(axes, edge + 0.65, last - 0.7, "own part", ha="left", **style)
+    axes.set(xlim=(-1.3, pitch * len(writes)), ylim=(last + 1.2, -1.3))
     return figure
 
 
 @drawing
 def timeline(inside: Sequence[float]) -> BookFigure:
-    """One call: what each rank computes, and on a strip below that, what travels meanwhile."""
+    """One call: what each rank computes, and on a strip below that, what travels meanwhile.
+
+    The fold grows with the number of ranks before; rank 0 has none.
+    """
     figure, ((axes,),) = new_figure(height=0.95 * len(inside) + 0.75)
     axes.set_axis_off()
-    headers, states, fold = 1.3, 3.0, 2.1
-    sent = headers + 0.5
-    arrived = sent + states
+    sent, states = 1.8, 3.0
+    arrived, end = sent + states, 0.0
     for r, length in enumerate(inside):
         y = 1.3 * r
         _bar(axes, 0, sent, y, pale.VERMILION, f"$T_{r}$")
         _bar(axes, sent, length, y, "white", "inside")
         ready = max(sent + length, arrived)
-        _bar(axes, ready, fold, y, pale.GREEN, f"fold, $B_{r}$")
-        _bar(axes, 0, headers, y + 0.55, pale.GRAY, "headers", height=0.42)
+        if r:
+            fold = 1.6 + 0.5 * r
+            _bar(axes, ready, fold, y, pale.GREEN, f"fold, $B_{r}$")
+            ready += fold
+        end = max(end, ready)
         _bar(axes, sent, states, y + 0.55, pale.BLUE, "states", height=0.42)
         write(axes, -0.15, y + 0.5, f"rank {r}", ha="right")
     for x, text in ((sent, "sent"), (arrived, "arrived")):
         axes.plot([x, x], [-0.15, 1.3 * len(inside) - 0.2], color=GRAY, linestyle=":", zorder=0)
         write(axes, x, -0.2, text, va="bottom", color=GRAY, fontsize=10)
-    end = max(sent + max(inside), arrived) + fold
     y = 1.3 * len(inside)
     arrow(axes, (0, y), (end, y))
     axes.text(end, y - 0.05, "time", ha="right", va="bottom", color=GRAY, fontsize=10)
@@ -101,10 +114,16 @@ def prediction(rows: Sequence[Mapping]) -> BookFigure:
 
 @drawing
 def durations(seconds: Mapping[str, float]) -> BookFigure:
-    """Named times as bars on a logarithmic axis, the first on top, its time at each end."""
+    """Named times as bars on a logarithmic axis, the first on top, its time at each end.
+
+    Those whose names begin with "softmax" have another color.
+    """
     shortest, longest = min(seconds.values()), max(seconds.values())
     start = 10.0 ** np.floor(np.log10(shortest) - 0.5)
     figure, axes = named_bars(seconds, map(_time, seconds.values()), start=start)
+    for bar, name in zip(axes.patches, seconds, strict=True):
+        if name.startswith("softmax"):
+            bar.set_facecolor(pale.VERMILION)
     axes.set(xscale="log", xlim=(start, longest * 30), xlabel="seconds")
     return figure
 

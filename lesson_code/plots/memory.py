@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axis import Axis
 from matplotlib.patches import Ellipse
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from lesson_code.plots.cells import arrow
@@ -71,6 +72,7 @@ def signal_and_crosstalk(k: NDArray, v: NDArray, i: int) -> BookFigure:
     low, high = min(0.0, float(ends.min())), max(0.0, float(ends.max()))
     for panel in bars:  # one scale, so that equal bars are equal numbers
         panel.set_xlim(low, high + 0.35 * (high - low))
+        panel.xaxis.set_major_locator(MaxNLocator(3, prune="upper"))
     return figure
 
 

@@ -3,12 +3,38 @@
 from collections.abc import Mapping
 
 import numpy as np
+from matplotlib.colors import ListedColormap
 from numpy.typing import ArrayLike
 
-from lesson_code.plots.colors import GRAY, INK, look
+from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION, look
 from lesson_code.plots.lines import beside, name_lines
 from lesson_code.plots.matrices import draw_causal, draw_matrix, frame_past
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+
+@drawing
+def overflow(panels: Mapping[str, ArrayLike], rows: int) -> BookFigure:
+    """Which pairs are found while more and more are written: blue if so, vermilion if not.
+
+    Each panel is (N, N): row n - 1 says of each of the first n pairs whether it is found. A dotted
+    line stands below the row in which as many pairs are written as a state has `rows`.
+    """
+    figure, axes = new_figure(len(panels), height=6.9 / len(panels) + 0.45, sharey=True)
+    for panel, (name, found) in zip(axes[0], panels.items(), strict=True):
+        found = np.asarray(found, bool)
+        N = len(found)
+        ends = (0.5, N + 0.5)
+        written = np.where(np.tri(N, dtype=bool), found, np.nan)
+        colors = ListedColormap([VERMILION, BLUE])
+        panel.imshow(written, cmap=colors, vmin=0, vmax=1, extent=(*ends, *ends[::-1]))
+        panel.plot(ends, [rows + 0.5] * 2, color=INK, linestyle=":", linewidth=1.2)
+        panel.set_title(f"{name}: {found[-1].sum()} of {N}", loc="left")
+        panel.set_xlabel("pair")
+        panel.grid(visible=False)
+        panel.set_xticks([1, rows, N])
+        panel.set_yticks([1, rows, N])
+    axes[0, 0].set_ylabel("pairs written")
+    return figure
 
 
 @drawing
@@ -91,23 +117,68 @@ def spread(
 
 
 @drawing
-def against_law(
-    load: ArrayLike, law: ArrayLike, points: Mapping[str, tuple[ArrayLike, ArrayLike]]
+def groups(
+    x: ArrayLike,
+    panels: Mapping[str, Mapping[str, ArrayLike]],
+    law: ArrayLike,
+    *,
+    xlabel: str,
+    ylabel: str = "share right",
 ) -> BookFigure:
-    """What trained models reach, as points, over the load, with a law as a line.
+    """Small multiples that share their lines: each panel has those of its group in color.
 
-    Each of `points` is (loads, shares), two arrays of one shape. Where a load comes several times,
-    the line goes through the mean of the law's values.
+    Each run of a panel is (number of runs, len(x)): a line through the means, with bars from the
+    lowest to the highest. The lines of all other panels are gray, and the law is dotted.
     """
-    figure, ((axes,),) = new_figure(height=3.6)
+    columns = 2
+    rows = -(-len(panels) // columns)
+    figure, grid = new_figure(columns, rows, height=2.35 * rows, sharex=True, sharey=True)
+    x = np.asarray(x)
+    means = [np.asarray(runs).mean(axis=0) for group in panels.values() for runs in group.values()]
+    for axes, (title, group) in zip(grid.ravel(), panels.items(), strict=False):
+        for mean in means:
+            axes.plot(x, mean, color="#d4d4d4", linewidth=1, zorder=1)
+        axes.plot(x, law, color=INK, linestyle=":", linewidth=1.4, zorder=2)
+        for index, (name, runs) in enumerate(group.items()):
+            style = look(index, markersize=4.5)
+            runs = np.asarray(runs, float)
+            axes.vlines(x, runs.min(axis=0), runs.max(axis=0), color=style["color"], linewidth=1.2)
+            axes.plot(x, runs.mean(axis=0), label=name, **style)
+        axes.set_title(title, loc="left")
+        axes.legend(loc="lower left", fontsize=9.4, handlelength=1.4, labelspacing=0.3)
+    grid[0, 0].set(xscale="log", ylim=(0, 1.03))
+    grid[0, 0].set_xticks(x, [f"{value:g}" for value in x])
+    for axes in grid.ravel():
+        axes.minorticks_off()
+    figure.supxlabel(xlabel, fontsize=11)
+    figure.supylabel(ylabel, fontsize=11)
+    return figure
+
+
+@drawing
+def against_law(
+    load: ArrayLike,
+    law: ArrayLike,
+    panels: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]],
+) -> BookFigure:
+    """What trained models reach, as points, over the load, with a law as a line; a panel for each.
+
+    Each set of points is (loads, shares), two arrays of one shape. Where a load comes several
+    times, the line goes through the mean of the law's values.
+    """
+    figure, grid = new_figure(len(panels), height=3.3, sharex=True, sharey=True)
     ticks, place = np.unique(load, return_inverse=True)
     line = np.bincount(place.ravel(), weights=np.ravel(law)) / np.bincount(place.ravel())
-    axes.plot(ticks, line, color=INK, linewidth=1.6, label="random keys, one layer")
-    for index, (name, (x, y)) in enumerate(points.items()):
-        hollow = {"markerfacecolor": "none", "markeredgewidth": 1.4, "markersize": 6}
-        axes.plot(np.ravel(x), np.ravel(y), label=name, **look(index, linestyle="none", **hollow))
-    axes.set(xlabel="load: pairs / D", ylabel="share right", ylim=(0, 1.05), xscale="log")
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.legend(loc="lower left")
+    for axes, (title, sizes) in zip(grid[0], panels.items(), strict=True):
+        axes.plot(ticks, line, color=INK, linestyle=":", linewidth=1.4, label="random keys")
+        for index, (name, (x, y)) in enumerate(sizes.items()):
+            axes.plot(x, y, label=name, **look(index, linestyle="none", markersize=6.5))
+        axes.set_title(title, loc="left")
+    axes = grid[0, 0]
+    axes.set(xscale="log", ylim=(0, 1.05), ylabel="share right")
+    axes.set_xticks(ticks, [f"{t:g}" if t >= 1 else f"1/{1 / t:g}" for t in ticks])
+    for axes in grid[0]:
+        axes.minorticks_off()
+    grid[0, 0].legend(loc="lower left")
+    figure.supxlabel("load: pairs / D", fontsize=11)
     return figure

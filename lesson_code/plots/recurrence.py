@@ -146,18 +146,38 @@ def between(N: int, sizes: Sequence[int]) -> BookFigure:
 
 
 @drawing
-def valley(lengths: Sequence[int], milliseconds: Sequence[float]) -> BookFigure:
-    """Time against the length of a chunk: long with many steps, and long with a large square."""
-    figure, ((axes,),) = new_figure(height=3.2)
+def marks(start: NDArray, linear: NDArray, tanh: NDArray) -> BookFigure:
+    """The derivative of h_n with respect to each input against h_0: linear steps, tanh steps."""
+    figure, ((left, right),) = new_figure(2, width=5.8, height=3.4)
+    for axes, rows, title in ((left, linear, "linear"), (right, tanh, "tanh")):
+        for j, row in enumerate(rows):
+            axes.plot(start, row, label=f"$j = {j + 1}$", **look(j, marker=None))
+        axes.set(title=title, xlabel="$h_0$", ylim=(0, None))
+    left.set_ylabel(rf"$\partial h_{len(linear)} / \partial x_j$")
+    legend_below(figure, *left.get_legend_handles_labels())
+    return figure
+
+
+@drawing
+def valley(
+    lengths: Sequence[int], milliseconds: Sequence[float], operations: Sequence[float]
+) -> BookFigure:
+    """Time against the length of a chunk, and what its operations alone would take.
+
+    The operations, in any unit, are given the speed of the fastest length.
+    """
+    figure, ((axes,),) = new_figure(height=3.4)
     axes.plot(lengths, milliseconds, **look(0))
+    lowest = int(np.argmin(milliseconds))
+    at = (lengths[lowest], milliseconds[lowest])
+    alone = np.asarray(operations) * at[1] / operations[lowest]
+    axes.plot(lengths, alone, color=GRAY, linestyle="--", zorder=1)
     axes.set(xscale="log", yscale="log", xlabel="chunk length $L$", ylabel="milliseconds")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    lowest = int(np.argmin(milliseconds))
-    at = (lengths[lowest], milliseconds[lowest])
-    axes.set_ylim(bottom=0.4 * at[1])
+    axes.set_ylim(0.5 * min(alone), 2 * max(milliseconds))
     beside(axes, f"$L = {at[0]}$", at, (0, -9), ha="center", va="top", fontsize=12)
     note = {"color": GRAY, "fontsize": 12}
-    beside(axes, "waiting", (lengths[0], milliseconds[0]), (14, 10), **note)
-    beside(axes, "the square", (lengths[-1], milliseconds[-1]), (-22, 0), ha="right", **note)
+    beside(axes, "waiting", (lengths[0], np.sqrt(milliseconds[0] * alone[0])), (2, -4), **note)
+    beside(axes, "operations alone", (lengths[0], alone[0]), (0, 7), **note)
     return figure

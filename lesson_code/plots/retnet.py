@@ -1,5 +1,6 @@
-"""Figures of retention: a memory that fades, and the three factors of its chunkwise form."""
+"""Figures of retention: a memory that fades, what that buys, and its three factors in chunks."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ from numpy.typing import NDArray
 
 from lesson_code.plots import pale
 from lesson_code.plots.cells import canvas, rectangle, write
-from lesson_code.plots.colors import BLUE, INK, POSITIVE, VERMILION
+from lesson_code.plots.colors import BLUE, GRAY, INK, POSITIVE, VERMILION, look
+from lesson_code.plots.lines import beside
 from lesson_code.plots.matrices import matrix_rows
-from lesson_code.plots.style import BookFigure, drawing
+from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 
 @drawing
@@ -29,6 +31,28 @@ def fading(k: NDArray, v: NDArray, gamma: float) -> BookFigure:
         "their sum": [(f"$S_{t}$", matrix) for t, matrix in enumerate(states, 1)],
     }
     return matrix_rows(rows, width=5.4, height=5.0, limit=float(np.abs(states).max()))
+
+
+@drawing
+def noise(measured: Mapping[str, NDArray], D: int) -> BookFigure:
+    """What other tokens add to one of each age, as a share of its own power: a line for each decay.
+
+    A thin line is the least that a decay can do with keys of width D; at the dotted one the others
+    are as strong as the token itself.
+    """
+    figure, ((axes,),) = new_figure(height=3.6)
+    for index, (decay, power) in enumerate(measured.items()):
+        ages = np.unique(np.geomspace(1, len(power) / 1.2, 30).astype(int)) - 1
+        means = [power[int(n / 1.15) : int(1.15 * n) + 1].mean() for n in ages]
+        axes.plot(ages + 1, means, **look(index, marker=None))
+        beside(axes, rf"$\gamma$ = {decay}", (1.05, means[0]), (0, 7), color=look(index)["color"])
+    n = np.arange(len(measured[decay]))
+    axes.plot(n + 1, (n + 1) / D * (1 + 1 / np.maximum(n, 1)) ** n, color=GRAY, linewidth=1.2)
+    beside(axes, "the best decay for each age", (7, 0.05), (0, 0), color=GRAY)
+    axes.axhline(1, color=GRAY, linestyle=":", linewidth=1.4)
+    axes.set(xscale="log", yscale="log", ylim=(0.012, 300), xlim=(1, 1000))
+    axes.set(xlabel="age n + 1: 1 for the newest", ylabel="noise / signal, as powers")
+    return figure
 
 
 @drawing

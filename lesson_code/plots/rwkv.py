@@ -1,6 +1,6 @@
-"""Figures of AFT and RWKV-4: blocks of a bias, weights that fade, and the block of both mixes."""
+"""Figures of AFT and RWKV-4: weights, blocks of a bias, and the block of both mixes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,6 +10,24 @@ from lesson_code.plots.cells import arrow, box, rectangle, write
 from lesson_code.plots.colors import BLUE, GRAY, INK, POSITIVE, VERMILION
 from lesson_code.plots.matrices import draw_causal, frame_past
 from lesson_code.plots.style import BookFigure, drawing, new_figure
+
+
+@drawing
+def weights(matrices: Mapping[str, ArrayLike], words: Sequence[str]) -> BookFigure:
+    """Causal weights of words: a row for each query, a column for each key, no matter their size.
+
+    The darkest cell of each matrix is its largest weight.
+    """
+    figure, (panels,) = new_figure(len(matrices), width=6.4, height=2.9)
+    for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
+        draw_causal(axes, matrix, title=title, numbers=False)
+        axes.set_xticks(range(len(words)), words, rotation=90)
+        axes.set_yticks(range(len(words)), words)
+        axes.tick_params(which="major", labelbottom=True, labelleft=axes is panels[0])
+    panels[0].set_ylabel("query")
+    for axes in panels:
+        axes.set_xlabel("key")
+    return figure
 
 
 @drawing
@@ -52,19 +70,26 @@ def weights_of_the_past(decay: ArrayLike, distance: int) -> BookFigure:
 
 @drawing
 def block() -> BookFigure:
-    """The block of RWKV-4 from the left to the right: two sublayers, each around a residual."""
+    """The block of RWKV-4 from the left to the right: two sublayers, each around a residual.
+
+    Beside the parts that remember stands how many vectors they carry from token to token.
+    """
     figure, ((axes,),) = new_figure(height=2.9)
-    axes.set(xlim=(-0.4, 10.6), ylim=(-0.3, 4.1))
+    axes.set(xlim=(-0.8, 10.6), ylim=(-0.3, 4.1))
     axes.set_axis_off()
-    for start, name, rows in (
-        (1.0, "time mix", ["norm 1", "token shift", "WKV, gate"]),
-        (6.0, "channel mix", ["norm 2", "token shift", "ReLU², gate"]),
+    for start, name, rows, carried in (
+        (1.0, "time mix", ["norm 1", "token shift", "WKV, gate"], [0, 1, 3]),
+        (6.1, "channel mix", ["norm 2", "token shift", "ReLU², gate"], [0, 1, 0]),
     ):
         middle, turn = start + 1.55, start + 3.75
         rectangle(axes, start, 0.75, 3.1, 2.75, "none", linestyle=(0, (3, 2)))
         write(axes, middle, 3.58, name, va="bottom", color=GRAY)
         for i, row in enumerate(rows):
             box(axes, start + 0.25, 0.9 + 0.85 * i, 2.6, 0.6, row, "#e3eef8", BLUE)
+            if carried[i]:
+                vectors = "1 vector" if carried[i] == 1 else f"{carried[i]} vectors"
+                x, y = start - 0.08, 1.2 + 0.85 * i
+                write(axes, x, y, vectors, ha="right", color=VERMILION, fontsize=9.5)
             if i:
                 _arrow(axes, (middle, 0.65 + 0.85 * i), (middle, 0.9 + 0.85 * i))
         _arrow(axes, (middle, 0.0), (middle, 0.9))
@@ -72,8 +97,8 @@ def block() -> BookFigure:
         _arrow(axes, (turn, 2.93), (turn, 0.2))
         write(axes, turn, 0, "+", fontsize=15, color=BLUE)
     _arrow(axes, (0.0, 0), (4.55, 0))
-    _arrow(axes, (4.95, 0), (9.55, 0))
-    _arrow(axes, (9.95, 0), (10.4, 0))
+    _arrow(axes, (4.95, 0), (9.65, 0))
+    _arrow(axes, (10.05, 0), (10.4, 0))
     write(axes, -0.1, 0, "x", ha="right")
     write(axes, 10.5, 0, "y", ha="left")
     return figure

@@ -85,7 +85,7 @@ def row_and_column(chunks: int, L: int, i: int) -> BookFigure:
 
 @drawing
 def orders(N: int, L: int, steps: int) -> BookFigure:
-    """What four causal forms have computed after some steps; cell (t, i) is token i in output t.
+    """What four causal forms have computed after some steps; cell (t, j) is token j in output t.
 
     Vermilion cells are multiplied out, blue ones stand in a state; the last step is darker. Gray
     ones are multiplied and then masked.
@@ -98,12 +98,15 @@ def orders(N: int, L: int, steps: int) -> BookFigure:
         "chunkwise": t // L + 1,
     }
     weights = {"masked": np.full((N, N), True), "chunkwise": t // L == i // L}
-    columns, rows = 2 * N + 2.4, 2 * N + 6.6
+    columns, rows = 2 * N + 3.2, 2 * N + 6.6
     figure, axes = canvas(columns, rows, unit=4.6 / columns)
     for place, (name, step) in enumerate(step_of.items()):
         x, y = place % 2 * (N + 2), place // 2 * (N + 3.4)
         formed = weights.get(name, np.full((N, N), False))
         write(axes, x, y - 0.7, name, ha="left", fontweight="bold")
+        if place == 0:
+            write(axes, x - 0.6, y + N / 2, "$t$")
+            write(axes, x + N - 0.5, y - 0.7, "$j$")
         for a, b in np.argwhere((i <= t) | formed):
             fill = "white"
             if step[a, b] <= steps:
@@ -114,11 +117,11 @@ def orders(N: int, L: int, steps: int) -> BookFigure:
         last = int(step[-1].max())
         done = f"{min(steps, last)} of {last} step{'s' * (last > 1)}"
         write(axes, x, y + N + 0.9, done, ha="left", color=GRAY)
-    axes.set(xlim=(-0.2, 2 * N + 2.2), ylim=(2 * N + 5, -1.6))
+    axes.set(xlim=(-1.0, 2 * N + 2.2), ylim=(2 * N + 5, -1.6))
     kinds = {
         "multiplied out": VERMILION,
         "through a state": BLUE,
-        "multiplied in vain": "#dddddd",
+        "multiplied, then masked": "#dddddd",
         "still to come": "white",
     }
     patches = [Patch(facecolor=color, edgecolor="#b5b5b5") for color in kinds.values()]

@@ -4,6 +4,7 @@ A formula is held against the code beside it by a small reader of LaTeX, which c
 printed; the cost against numbers that count their own multiplications.
 """
 
+import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,36 +18,45 @@ from lesson_code.numpy import family
 from lesson_code.numpy.family import MODELS, Model, Part, run, table
 
 ROOT = Path(__file__).resolve().parents[2]
-GROWS = ["Softmax attention", "AFT-full"]
+CACHES = ["Softmax attention", "Sliding window", "Forgetting attention", "AFT-full"]
+# Formulas that stand for a procedure: that the row is the package's function says that it is right.
+IN_WORDS = ["Log-linear attention", "Gated DeltaProduct", "TTT-Linear"]
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 with_a_function = pytest.mark.parametrize(
     "model", [m for m in MODELS.values() if m.function], ids=lambda m: m.name
 )
 
 # Sizes that all differ, so that a wrong axis cannot pass.
-SIZES = {"C": 4, "D": 5, "M": 3, "E": 6, "K": 2, "P": 7}
+SIZES = {"C": 4, "D": 5, "M": 3, "E": 6, "K": 2, "P": 7, "J": 3, "w": 2, "N": 16}
 
 
 def draw(model, N=9, seed=0):
     """Inputs of a model by name: the shapes that its function asks for, values in its range."""
     rng = np.random.default_rng(seed)
-    C, D, M, E, K, P = SIZES.values()
-    per_channel = "AFT" in model.name or model.function == "wkv"
-    key, value = (D, D) if per_channel else (D if model.function == "softmax_attention" else C, M)
-    shapes = {"q": (N, key), "r": (N, key), "k": (N, key), "v": (N, value), "bonus": (key,)}
+    C, D, M, E, K, P, J, w, longest = SIZES.values()
+    per_channel = "AFT" in model.name or model.function in ("wkv", "ttt_linear")
+    key, value = D if per_channel or model.name in CACHES else C, D if per_channel else M
+    each = (N, J) if model.function == "gated_delta_product" else (N,)
+    shapes = {"q": (N, key), "r": (N, key), "k": (*each, key), "v": (*each, value)}
+    shapes |= {"bonus": (key,), "a": (N, key), "b": (N, key), "angle": (N, K // 2)}
+    shapes |= {"norm_weight": (key,), "norm_bias": (key,)}
+    shapes["level_weights"] = (N, 1 + int(np.log2(longest)))
     inputs = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    inputs |= {name: rng.uniform(size=N) for name in ("eta", "share", "momentum", "trapezoid")}
+    inputs |= {"window": w, "batch_size": 4, "ridge": rng.uniform(0.5, 2, size=key)}
     unit = rng.normal(size=(N, key))
     inputs["removal_key"] = unit / np.linalg.norm(unit, axis=-1, keepdims=True)
     inputs["learning_rate"] = rng.uniform(size=(N, key))
-    inputs["beta"] = rng.uniform(size=N) / (inputs["k"] ** 2).sum(axis=-1)
+    inputs["beta"] = rng.uniform(size=each) / (inputs["k"] ** 2).sum(axis=-1)
     by_channel = "gated_linear_attention", "rwkv6", "rwkv7", "kimi_delta_attention"
+    by_channel += ("generalized_delta_rule",)
     wide = model.function in by_channel
     inputs["log_decay"] = -rng.exponential(size=(N, key) if wide else N)
     inputs["position_bias"] = rng.normal(size=(N, N))
     inputs["decay"] = rng.uniform(0.5, 1, size=key) if model.function == "wkv" else 0.7
     width = E if model.function == "selective_scan" else P
     inputs["x"] = rng.normal(size=(N, width))
-    inputs["delta"] = rng.exponential(size=(N, width))
+    inputs["delta"] = rng.exponential(size=(N, width) if model.name == "Mamba" else N)
     inputs["B"], inputs["C"] = rng.normal(size=(2, N, K))
     inputs["A"], inputs["D"] = -rng.exponential(size=(E, K)), rng.normal(size=E)
     wanted = [name for name in (*model.tokens, *model.constants) if name != "feature_map"]
@@ -66,27 +76,28 @@ def tokens_of(model, inputs):
         yield SimpleNamespace(**given | {name: inputs[name][t] for name in model.tokens})
 
 
-# The rows are those of the issue, and each is the package's function.
+# There is a row for every model of the package, and each is the package's function.
 
 
 def test_the_rows():
-    assert [(model.name, model.function) for model in MODELS.values()] == [
-        ("Softmax attention", "softmax_attention"),
-        ("Linear attention", "linear_attention"),
-        ("Linear attention, normalized", "linear_attention"),
-        ("AFT-full", "aft_full"),
-        ("AFT-simple", "aft_simple"),
-        ("RWKV-4", "wkv"),
-        ("RetNet", "retention"),
-        ("GLA", "gated_linear_attention"),
-        ("RWKV-5, RWKV-6", "rwkv6"),
-        ("Mamba", "selective_scan"),
-        ("Mamba-2", "state_space_dual"),
-        ("DeltaNet", "delta_rule"),
-        ("Gated DeltaNet", "gated_delta_rule"),
-        ("Kimi delta attention", "kimi_delta_attention"),
-        ("RWKV-7", "rwkv7"),
+    assert list(MODELS) == [
+        *("Softmax attention", "Sliding window", "Forgetting attention", "Log-linear attention"),
+        *("AFT-full", "Linear attention", "Linear attention, normalized", "AFT-simple", "RWKV-4"),
+        *("RetNet", "GLA", "RWKV-5, RWKV-6", "Mamba", "Mamba-2", "Mamba-3"),
+        *("DeltaNet", "Gated DeltaNet", "Kimi delta attention", "RWKV-7"),
+        *("Generalized delta rule", "Gated DeltaProduct"),
+        *("Delta rule with momentum", "TTT-Linear", "Mesa"),
     ]
+    assert {model.kind for model in MODELS.values()} == set(family.KINDS)
+    # All that is left are other ways to compute softmax attention, its caches that heads share,
+    # weights and similarities; and what a layer has beside its memory.
+    softmax = {"attention_weights", "similarity_attention", "tiled_softmax_attention"}
+    softmax |= {"grouped_query_attention", "latent_attention"}
+    layers = {"channel_mix", "time_mix", "token_shift", "retention_decays"}
+    maps = {"elu_plus_one", "exponential", "hedgehog", "identity", "polynomial", "relu", "taylor"}
+    maps |= {"positive_random_features"}
+    functions = {name for name in ln.__all__ if name.islower()} - {"family"}
+    assert {m.function for m in MODELS.values()} == functions - softmax - layers - maps
     assert all(name == model.name for name, model in MODELS.items())
 
 
@@ -129,6 +140,21 @@ def test_mamba_may_lack_its_skip():
     assert_close(run(MODELS["Mamba"], **inputs)[0], ln.selective_scan(**inputs))
 
 
+def test_ttt_begins_with_what_a_layer_has_learned():
+    model = MODELS["TTT-Linear"]
+    inputs, D = draw(model), SIZES["D"]
+    W, b = np.random.default_rng(1).normal(size=(D, D)), np.ones(D)
+    start = (W, b, 0 * W, 0 * b, 0)
+    out, state = run(model, **inputs, initial_state=start)
+    expected, its_own = ln.ttt_linear(
+        **inputs, initial_state=ln.TTTState(*start), return_state=True
+    )
+    assert_close(out, expected)
+    assert state[-1] == its_own.position
+    for part, other in zip(state[:-1], its_own, strict=False):
+        assert_close(part, other)
+
+
 @every_model
 def test_a_sequence_can_be_split(model):
     inputs = draw(model)
@@ -157,7 +183,7 @@ def two_states(model):
     """States before and after the fourth token."""
     states = [model.start(SimpleNamespace(**{**model.constants, **draw(model)}))]
     for x in tokens_of(model, draw(model)):
-        states.append(model.transition(states[-1], x) + model.write(x))
+        states.append(family._plus(model.transition(states[-1], x), model.write(x)))
     return states[3], states[4]
 
 
@@ -167,7 +193,14 @@ def two_states(model):
 def numbers_in(state):
     if isinstance(state, np.ndarray):
         return state.size
-    return sum(numbers_in(x) for x in state)
+    if isinstance(state, int):  # how many tokens were read
+        return 0
+    return 1 if isinstance(state, float) else sum(numbers_in(x) for x in state)
+
+
+def asked_by(part, sizes):
+    """Those sizes that a cost is a function of."""
+    return {name: sizes[name] for name in inspect.signature(part.compute).parameters}
 
 
 @every_model
@@ -176,16 +209,15 @@ def test_the_size_of_the_state(model):
     _, state = run(model, **draw(model, N))
     expected = evaluate(model.state.tex, {**SIZES, "t": N})
     ones = 0
-    if model.name in GROWS:  # the loop keeps a one beside each value, or each of its channels
-        ones = N if model.name == "Softmax attention" else N * SIZES["D"]
+    if model.name in CACHES:  # the loop keeps a one beside each value, or each of its channels
+        ones = len(state) * (SIZES["D"] if model.name == "AFT-full" else 1)
     assert numbers_in(state) - ones == expected
-    sizes = {name: size for name, size in {**SIZES, "t": N}.items() if name in model.state.tex}
-    assert model.state(**sizes) == model.state.compute(**sizes) == expected
+    assert model.state(**asked_by(model.state, {**SIZES, "t": N})) == expected
 
 
 @pytest.mark.parametrize(
     "model",
-    [m for m in MODELS.values() if m.function and m.name not in (*GROWS, "AFT-simple")],
+    [m for m in MODELS.values() if m.function and m.name not in (*CACHES, "AFT-simple")],
     ids=lambda m: m.name,
 )
 def test_the_size_of_the_functions_own_state(model):
@@ -195,6 +227,7 @@ def test_the_size_of_the_functions_own_state(model):
     more = {
         "wkv": SIZES["D"],  # the running maximum
         "linear_attention": 0 if model.normalizer else SIZES["C"],  # z, which is not used
+        "mamba3": SIZES["K"] // 2,  # the angle: its keys turn, and not its memory
     }
     assert numbers_in(state) == expected + more.get(model.function, 0)
     if isinstance(state, np.ndarray):
@@ -235,6 +268,8 @@ class Counted:
         return Counted(-self.value, self.product) + other
 
     def __truediv__(self, other):
+        if isinstance(other, np.ndarray):
+            return NotImplemented
         return Counted(self.value / float(other))
 
     def __neg__(self):
@@ -243,6 +278,15 @@ class Counted:
     def exp(self):
         return Counted(np.exp(self.value))
 
+    def sqrt(self):
+        return Counted(np.sqrt(self.value))
+
+    def cos(self):
+        return Counted(np.cos(self.value))
+
+    def sin(self):
+        return Counted(np.sin(self.value))
+
     def __float__(self):
         return self.value
 
@@ -250,6 +294,8 @@ class Counted:
 
 
 def counted(x):
+    if isinstance(x, int):  # the size of a window or of a batch
+        return x
     return np.vectorize(Counted, otypes=[object])(x) if isinstance(x, np.ndarray) else Counted(x)
 
 
@@ -269,8 +315,10 @@ def operations_of_one_token(model, N, monkeypatch):
 
 @every_model
 def test_operations_are_what_the_numbers_count(model, monkeypatch):
-    for N in (2, 9):
-        sizes = {name: size for name, size in {**SIZES, "t": N}.items() if name in model.state.tex}
+    # The last token has an odd place, counted from 0, so that log-linear attention merges nothing,
+    # and TTT-Linear has learned from a batch.
+    for N in (6, 10):
+        sizes = asked_by(model.operations, {**SIZES, "t": N})
         found = operations_of_one_token(model, N, monkeypatch)
         assert found == model.operations(**sizes)
 
@@ -280,9 +328,10 @@ def test_the_formula_of_the_operations_leads(model):
     """For large sizes what the formula leaves out does not count."""
     for sizes in ({"C": 10**7, "M": 10**6}, {"C": 10**6, "M": 10**7}):
         sizes |= {"D": 10**7, "E": 10**6, "K": 10**7, "P": 10**6, "t": 10**9}
-        asked = {name: size for name, size in sizes.items() if name in model.state.tex}
+        sizes |= {"J": 4, "w": 10**5, "N": 2**20}
         leading = evaluate(model.operations.tex, sizes)
-        assert 1 <= model.operations(**asked) / leading < 1 + 1e-5
+        all_of_them = model.operations(**asked_by(model.operations, sizes))
+        assert 1 - 1e-12 < all_of_them / leading < 1 + 1e-5
 
 
 def test_operations_agree_with_the_costs():
@@ -310,8 +359,9 @@ def test_numbers_that_count():
 # The formulas compute what the code beside them computes.
 
 TOKEN = re.compile(
-    r"\\operatorname\{diag\}|\\sum_\{j \\le t\}|\\sqrt\{D\}"
-    r"|\\(?:phi|sigma|odot|top|;|,|alpha|beta|gamma|kappa|eta|Delta)|[A-Za-z]|\d+|[-+/()\[\]^_{},]"
+    r"\\operatorname\{diag\}|\\sum_\{[^}]*j \\le t\}|\\sqrt\{D\}|\\log_2"
+    r"|\\(?:phi|sigma|odot|top|;|,|alpha|beta|gamma|kappa|eta|Delta|lambda|mu)"
+    r"|[A-Za-z]|\d+|[-+/()\[\]^_{},]"
 )
 
 
@@ -372,9 +422,15 @@ class Formula:
         value = self.atom()
         while self.peek() == "^":
             self.take()
-            for token in ("{", r"\top", "}") if self.peek() == "{" else (r"\top",):
-                self.take(token)
-            value = np.transpose(value)
+            if (self.peek() or "").isdigit():
+                value = value ** int(self.take())
+            elif self.peek() == "{":
+                for token in ("{", "-", "1", "}"):
+                    self.take(token)
+                value = np.linalg.inv(value)
+            else:
+                self.take(r"\top")
+                value = np.transpose(value)
         return value
 
     def atom(self):
@@ -386,6 +442,10 @@ class Formula:
         if token == "[":
             value = self.sum()
             self.take(r"\;")
+            if self.peek() != "1":
+                value = np.append(value, self.sum(), axis=1)
+                self.take("]")
+                return value
             self.take("1")
             self.take("]")
             row = value.shape[0] == 1
@@ -396,7 +456,9 @@ class Formula:
             value = np.exp(self.sum())
             self.take("}")
             return value
-        if token == r"\sum_{j \le t}":
+        if token == r"\log_2":
+            return int(np.log2(self.atom()))
+        if token.startswith(r"\sum"):
             start, total = self.at, 0
             for j in self.values["past"]:
                 self.at, outer = start, self.values
@@ -437,45 +499,63 @@ def letters(model, x, before, S):
     values = {r"\phi": ln.elu_plus_one, r"\sigma": lambda q: 1 / (1 + np.exp(-q)), "I": np.eye(4)}
     renamed = {"delta": r"\Delta", "beta": r"\beta"}
     renamed |= {"removal_key": r"\kappa", "learning_rate": r"\eta"}
+    renamed |= {"momentum": r"\mu", "trapezoid": r"\lambda"}
     for name in model.tokens:
         values[f"{renamed.get(name, name)}_t"] = column(getattr(x, name))
     if "log_decay" in model.tokens:
         values[r"\alpha_t"] = np.exp(column(x.log_decay))
-    for name, letter in (("bonus", "u"), ("A", "A"), ("D", "D")):
+    for name, letter in (("bonus", "u"), ("A", "A"), ("D", "D"), ("ridge", r"\lambda")):
         if name in model.constants:
             values[letter] = column(getattr(x, name))
     if "decay" in model.constants:
         values["w"] = values[r"\gamma"] = column(x.decay)
-    if model.name == "Softmax attention":
+    if model.name in CACHES and model.name != "AFT-full":
         values["D"] = len(x.k)
-        values["past"] = [{"k_j": column(k), "v_j": column(v[:-1])} for k, v in S]
+        values["past"] = [
+            {"k_j": column(k), "v_j": column(v[:-1]), "c_j": c}
+            for k, v, c in (entry if len(entry) == 3 else (*entry, None) for entry in S)
+        ]
     elif model.name == "AFT-full":
         values["past"] = [
             {"k_j": column(k), "v_j": v[:, :1], "b_tj": x.position_bias[j]}
             for j, (k, v) in enumerate(S)
         ]
+    elif isinstance(S, tuple):
+        letters = {"Mamba-3": "SBx", "Delta rule with momentum": "SM"}[model.name]
+        for letter, earlier, state in zip(letters, before, S, strict=True):
+            values[f"{letter}_t-1"], values[f"{letter}_t"] = column(earlier), column(state)
+        if model.name == "Mamba-3":
+            cos, sin = np.cos(x.angle[0]), np.sin(x.angle[0])
+            values["R_t"] = np.array([[cos, sin], [-sin, cos]])
     else:
         for when, state in (("t-1", before), ("t", S)):
             values[f"S_{when}"] = state[:, :-1] if model.normalizer else state
             values[f"z_{when}"] = state[:, -1:]
+        values["H_t"], values["G_t"] = S[:, : len(S)], S[:, len(S) :]
     return values
 
 
-@every_model
+@pytest.mark.parametrize(
+    "model", [m for m in MODELS.values() if m.name not in IN_WORDS], ids=lambda m: m.name
+)
 def test_formulas_are_what_runs(model):
     inputs = draw(model)
     S = model.start(SimpleNamespace(**{**model.constants, **inputs}))
     for x in tokens_of(model, inputs):
         before, kept, written = S, model.transition(S, x), model.write(x)
-        S = kept + written
+        S = family._plus(kept, written)
         values = letters(model, x, before, S)
-        whole = values | {"S_t-1": before}  # the transition and the write act on z as on S
-        if model.name in GROWS:
-            assert model.transition.tex == "S_{t-1}" and kept is before
-            assert model.write.tex == r"\text{append } (k_t, v_t)" and len(written) == 1
+        # Transition and write act on z as on S.
+        whole = values if isinstance(before, tuple) else values | {"S_t-1": before}
+        if model.name in CACHES:
+            assert (model.transition.tex == "S_{t-1}") == (kept is before)
+            assert model.write.tex.startswith(r"\text{append } (k_t, v_t") and len(written) == 1
         else:
-            assert_close(evaluate(model.transition.tex, whole), kept)
-            assert_close(evaluate(model.write.tex, whole), written)
+            for part, found in ((model.transition, kept), (model.write, written)):
+                several = isinstance(part.tex, tuple)
+                pairs = zip(part.tex, found, strict=True) if several else [(part.tex, found)]
+                for tex, one in pairs:
+                    assert_close(evaluate(tex, whole), column(one))
         found, expected = model.read(before, S, x), evaluate(model.read.tex, values)
         if model.normalizer:
             divisor = np.ravel(evaluate(model.normalizer, values))
@@ -497,6 +577,10 @@ def test_formulas_are_what_runs(model):
         ("Mamba", {"write": r"x_t B_t^\top"}),
         ("Mamba", {"read": r"S_t C_t"}),
         ("Softmax attention", {"normalizer": r"\sum_{j \le t} e^{q_t^\top k_j}"}),
+        ("Forgetting attention", {"read": r"\sum_{j \le t} e^{q_t^\top k_j / \sqrt{D}} v_j"}),
+        ("Mesa", {"read": r"G_t^\top H_t^{-1} q_t"}),
+        ("Mamba-3", {"transition": (r"\alpha_t R_t S_{t-1}", "0", "0")}),
+        ("Delta rule with momentum", {"write": (r"\beta_t k_t v_t^\top", "0")}),
         ("Gated DeltaNet", {"transition": r"\alpha_t S_{t-1} - \beta_t k_t k_t^\top S_{t-1}"}),
         (
             "RWKV-7",
@@ -524,7 +608,9 @@ def test_the_table_has_every_model_and_every_column():
     for line, model in zip(lines[2:], MODELS.values(), strict=True):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert len(cells) == 1 + len(family.COLUMNS)
-        assert cells[0] == model.name and cells[1] == f"${model.transition.tex}$"
+        tex = model.transition.tex
+        tex = tex if isinstance(tex, str) else "$, $".join(tex)
+        assert cells[0] == model.name and cells[1] == f"${tex}$"
         assert cells[4] == (f"${model.normalizer}$" if model.normalizer else "none")
         assert cells[7] == (f"`{model.function}`" if model.function else "none")
 
@@ -540,7 +626,7 @@ def test_papers_are_in_the_bibliography():
     for model in MODELS.values():
         entry = re.search(rf"^@\w+\{{{model.paper},$.*?^\}}", entries, re.MULTILINE | re.DOTALL)
         assert entry, model.paper
-        author, year = re.match(r"(\w+).*\((\d{4})\w?\)", model.source).groups()
+        author, year = re.match(r"([\w ]+?)(?: et| and| T|).*\((\d{4})\w?\)", model.source).groups()
         assert f"year = {{{year}}}" in entry[0] and author in entry[0]
 
 
@@ -575,3 +661,18 @@ def test_a_row_of_ones_own():
     out, S = run(mean, v=np.array([[8.0], [4.0], [2.0]]))
     assert out.ravel().tolist() == [4, 4, 3] and S.tolist() == [3]
     assert table("write", models=[mean]).splitlines()[-1] == "| mean | $r v_t$ |"
+
+
+def test_a_row_that_erases_and_writes_by_channels():
+    """The stranger of the chapter: a generalized delta rule, with vectors for the rate."""
+    inputs = draw(MODELS["Kimi delta attention"])
+    rng, C, M = np.random.default_rng(1), SIZES["C"], SIZES["M"]
+    erase, write = rng.uniform(size=(9, C)), rng.uniform(size=(9, M))
+    alpha, S, outputs = np.exp(inputs["log_decay"]), np.zeros((C, M)), []
+    q, k, v = (inputs[name] for name in "qkv")
+    for t in range(9):
+        T = (np.eye(C) - np.outer(k[t], erase[t] * k[t])) @ np.diag(alpha[t])
+        S = T @ S + np.outer(k[t], write[t] * v[t])
+        outputs.append(S.T @ q[t])
+    found = ln.generalized_delta_rule(q, k, write * v, alpha * erase * k, -k, inputs["log_decay"])
+    assert_close(found, outputs)

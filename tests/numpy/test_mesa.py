@@ -99,6 +99,36 @@ def test_the_order_of_pairs_does_not_matter(form):
     assert_close(found, expected)
 
 
+def test_both_sums_are_the_gradient_of_the_objective():
+    """(H + Λ) S - G, at any S, by differences of the sum that is to be as small as possible."""
+    q, k, v, beta, g, ridge = draw("mesa", 9).values()
+    _, (H, G) = mesa(q, k, v, beta, g, ridge, return_state=True)
+    weights = beta * np.exp([g[j + 1 :].sum() for j in range(9)])
+
+    def objective(S):
+        errors = ((v - k @ S) ** 2).sum(axis=1)
+        return (weights @ errors + (ridge[:, None] * S**2).sum()) / 2
+
+    S = np.random.default_rng(5).normal(size=G.shape)
+    found = np.empty_like(S)
+    for place in np.ndindex(*S.shape):
+        step = np.zeros_like(S)
+        step[place] = 1e-4
+        found[place] = (objective(S + step) - objective(S - step)) / 2e-4
+    assert_close((H + np.diag(ridge)) @ S - G, found, tolerance=1e-7)
+
+
+def test_it_is_a_delta_rule_with_a_matrix_for_a_step():
+    """Without a decay each error is written along (H + Λ)⁻¹ β k."""
+    q, k, v, beta, g, ridge = draw("mesa", 9).values()
+    S, H, out = np.zeros((4, 3)), np.diag(ridge), []
+    for q_t, k_t, v_t, b_t in zip(q, k, v, beta, strict=True):
+        H = H + b_t * np.outer(k_t, k_t)
+        S = S + np.outer(np.linalg.solve(H, b_t * k_t), v_t - S.T @ k_t)
+        out.append(S.T @ q_t)
+    assert_close(mesa(q, k, v, beta, 0 * g, ridge), np.array(out))
+
+
 def test_the_residual_falls_as_iterations_grow():
     arrays = draw("mesa", 40, sizes={"D": 16, "M": 8})
     exact = mesa(**arrays, form="recurrent")

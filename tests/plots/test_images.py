@@ -69,14 +69,26 @@ def test_completions_hide_what_was_not_given():
         assert np.array_equal([np.asarray(image).ravel() for image in made], IMAGES[1:])
 
 
-def test_speeds_stand_beside_their_points():
-    groups = {"short": {"a": 0.5, "b": 1234.4}, "long": {"a": 0.004, "b": 99.0}}
-    figure = images.speeds(groups, xlabel="images per second")
-    (axes,) = figure.axes
-    assert {"0.5", "1,234", "0.004", "99", "short", "long", "a", "b"} <= set(words(figure))
-    assert [line.get_xdata()[0] for line in axes.get_lines()] == [0.5, 1234.4, 0.004, 99.0]
-    heights = [line.get_ydata()[0] for line in axes.get_lines()]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    names = dict(zip(axes.get_yticks(), labels, strict=True))
-    assert [names[y] for y in heights] == ["a", "b", "a", "b"]
-    assert [names[y - 1] for y in heights[::2]] == ["short", "long"]
+def test_distances_are_shares_with_their_median():
+    figure = images.distances({"near": [0.2, 0.4, 1.5, 1.6], "far": [7.5, 8.5, 9.9]}, xlabel="d")
+    near, far = figure.axes
+    assert [patch.get_height() for patch in near.patches][:3] == [0.5, 0.5, 0]
+    assert sum(patch.get_height() for patch in far.patches) == pytest.approx(1)
+    (line,) = far.get_lines()
+    assert set(line.get_xdata()) == {8.5}
+    assert {"near", "far", "0.9", "8.5", "d"} <= set(words(figure))
+
+
+def test_gains_have_their_points_in_the_color_of_the_line():
+    lines = {"a": [10, 40], "b": [1, 2]}
+    points = {"here": {"b": {64: 3.0}}, "there": {"a": {16: 1234.4}}}
+    figure = images.gains([16, 64], {"here": lines, "there": lines}, points)
+    for axes, (name, pixels, factor) in zip(
+        figure.axes, [("b", 64, 3.0), ("a", 16, 1234.4)], strict=True
+    ):
+        drawn = {line.get_label(): line for line in axes.get_lines()}
+        assert all(np.array_equal(drawn[key].get_ydata(), y) for key, y in lines.items())
+        (point,) = (line for line in axes.get_lines() if line.get_marker() == "o")
+        assert (point.get_xdata()[0], point.get_ydata()[0]) == (pixels, factor)
+        assert same_color(point.get_color(), drawn[name].get_color())
+    assert {"3", "1,234", "here", "there", "a", "b"} <= set(words(figure))

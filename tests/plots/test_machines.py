@@ -74,10 +74,12 @@ def test_a_fold_begins_when_both_the_inside_and_the_states_are_there() -> None:
     states, folds = patches(figure, color=pale.BLUE), patches(figure, color=pale.GREEN)
     works = [box for box in patches(figure, color="white") if box.get_width() in inside]
     assert [box.get_width() for box in works] == inside
-    for work, state, fold in zip(works, states, folds, strict=True):
+    for work, state in zip(works, states, strict=True):
         assert work.get_x() == state.get_x()  # nothing waits before it
+    for work, state, fold in zip(works[1:], states[1:], folds, strict=True):  # rank 0 has no fold
         ends = (box.get_x() + box.get_width() for box in (work, state))
         assert fold.get_x() == max(ends)
+    assert folds[0].get_width() < folds[1].get_width()  # more states to fold
 
 
 def test_lines_are_predictions_and_marks_are_measured() -> None:

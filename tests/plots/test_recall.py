@@ -15,13 +15,30 @@ PAIRS = [4, 8, 16]
 RUNS = {"one": [[1.0, 0.5, 0.2], [0.8, 0.7, 0.0]], "two": [[0.9, 0.9, 0.9]]}
 
 FIGURES = {
+    "overflow": lambda: recall.overflow({"a": np.eye(4, dtype=bool), "b": WEIGHTS > 2}, 2),
     "lookups": lambda: recall.lookups({"a": (WEIGHTS / 16, TOKENS, MASK)}),
     "blocks": lambda: recall.blocks({"a": WEIGHTS, "b": WEIGHTS.T}, 1),
     "spread": lambda: recall.spread(PAIRS, RUNS, xlabel="pairs", chance=0.1),
+    "groups": lambda: recall.groups(
+        PAIRS,
+        {"first": {"one": RUNS["one"]}, "second": {"two": RUNS["two"]}},
+        law=[1.0, 0.5, 0.1],
+        xlabel="pairs",
+    ),
     "against_law": lambda: recall.against_law(
-        [2, 1, 2], [0.1, 0.9, 0.3], {"a": ([1, 2], [0.8, 0.2])}
+        [2, 1, 2], [0.1, 0.9, 0.3], {"a": {"512": ([1, 2], [0.8, 0.2])}}
     ),
 }
+
+
+def test_overflow_shows_the_pairs_that_are_written() -> None:
+    one, other = FIGURES["overflow"]().axes
+    np.testing.assert_array_equal(
+        one.images[0].get_array()[np.tri(4, dtype=bool)], np.eye(4)[np.tri(4, dtype=bool)]
+    )
+    assert one.images[0].get_array().mask.sum() == 6  # pairs to come
+    assert one.get_title(loc="left") == "a: 1 of 4" and other.get_title(loc="left") == "b: 4 of 4"
+    assert set(one.lines[0].get_ydata()) == {2.5}
 
 
 def test_lookups_show_the_rows_that_are_asked() -> None:
@@ -69,6 +86,17 @@ def test_nine_lines_differ_in_color_or_in_dashes() -> None:
     (axes,) = recall.spread(PAIRS, runs, xlabel="pairs").axes
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines}
     assert len(looks) == 9
+
+
+def test_groups_draw_all_lines_in_each_panel_and_name_their_own() -> None:
+    for axes, name in zip(FIGURES["groups"]().axes, RUNS, strict=True):
+        *gray, law, own = axes.get_lines()
+        np.testing.assert_allclose(
+            [line.get_ydata() for line in gray], [[0.9, 0.6, 0.1], [0.9] * 3]
+        )
+        np.testing.assert_allclose(law.get_ydata(), [1, 0.5, 0.1])
+        np.testing.assert_allclose(own.get_ydata(), np.mean(RUNS[name], axis=0))
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == [name]
 
 
 def test_the_law_is_a_line_through_its_means() -> None:

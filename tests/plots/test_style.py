@@ -58,6 +58,16 @@ def test_names_of_lines_do_not_cover_each_other() -> None:
         assert top <= bottom + 2  # points; letters fill less than their box
 
 
+def test_a_line_that_ends_early_has_its_name_at_the_height_of_its_end() -> None:
+    early = np.where(N < 10, N, np.nan)
+    figure = plots.curves(N, {"early": early, "all": N}, xlabel="N", ylabel="numbers")
+    (axes,) = figure.axes
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    ends = axes.transData.transform([(9, 9), (29, 29)])
+    expected = axes.transAxes.inverted().transform(ends)[:, 1]
+    np.testing.assert_allclose([heights["early"], heights["all"]], expected)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_numbers_can_be_read_on_their_cells(sign: int) -> None:
     @drawing

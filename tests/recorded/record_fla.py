@@ -8,8 +8,9 @@ To record again, in an environment that has numpy and torch:
 
 Inputs are float32 and drawn with one seed. They are stored as this package takes them, heads before
 tokens, and given to fla as each of its functions wants them. Where fla has a second program for the
-same function, its chunks, nothing is written unless the two agree. All scales are 1: where a
-function divides queries by the root of D = 4 whatever it is told, they come twice as large.
+same function, its chunks, nothing is written unless the two agree. All scales are 1 but
+those of softmax; where a function divides queries by the root of D = 4 whatever it is told, they
+come twice as large.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import torch
 
 PATH = Path(__file__).with_name("fla.npz")
 B, H, N, D, M, J = 2, 3, 29, 4, 6, 2
+LEVELS = 6  # enough for 32 tokens
+WINDOW = 5
 CHUNK = 8  # three of them, and a part of one
 
 
@@ -63,6 +66,13 @@ def inputs() -> dict[str, np.ndarray]:
         "beta_steps": rng.uniform(0, 2, size=(B, H, N, J)),
         "S": normal(D, M),
         "z": 1 + abs(normal(D)),
+        "step": rng.uniform(0, 1, size=(B, H, N)),
+        "momentum": rng.uniform(0.1, 0.9, size=(B, H, N)),
+        "write_before": normal(D, M),
+        "level_weights": rng.uniform(0, 2, size=(B, H, N, LEVELS)),
+        "ridge": rng.uniform(0.5, 1.5, size=(H, D)),
+        "norm_weight": rng.uniform(0.5, 1.5, size=(H, D)),
+        "norm_bias": rng.normal(size=(H, D)),
     }
     return {name: x.astype("float32") for name, x in drawn.items()}
 
@@ -96,8 +106,16 @@ def whole_chunks(function, S, *arrays, **options):
     return out[:, :, :N], state
 
 
+def as_wide_as_keys(function, v, S):
+    """A function that asks for M = D, called twice: each column of values is for itself."""
+    first, last = (function(v[..., part], S[..., part]) for part in (slice(D), slice(M - D, M)))
+    columns = slice(2 * D - M, D)
+    out, G = (torch.cat([first[i], last[i][..., columns]], dim=-1) for i in (0, 2))
+    return out, first[1], G
+
+
 def recorded(x) -> dict[str, tuple]:
-    """Outputs (B, H, N, M) and last states of each function, from fla's recurrences."""
+    """Outputs (B, H, N, M) and the arrays of last states of each function, from its recurrence."""
     q, k, v, beta, g, g_channel, S = (
         x[name] for name in ("q", "k", "v", "beta", "g", "g_channel", "S")
     )
@@ -153,6 +171,8 @@ def recorded(x) -> dict[str, tuple]:
     out, (state, z) = linear(*positive, **scaled | {"initial_state": first}, normalize=True)
     found["linear_attention, normalized"] = tokens_first(out), state, z[:, 0]
 
+    found |= newer(x)
+
     gated_chunks = fla("gated_delta_rule", "naive_chunk_gated_delta_rule")
     kda_chunks = fla("kda", "naive_chunk_kda")
     dplr_chunks = fla("generalized_delta_rule.dplr", "dplr_chunkwise")
@@ -170,12 +190,80 @@ def recorded(x) -> dict[str, tuple]:
     return found
 
 
+def newer(x) -> dict[str, tuple]:
+    """Of models whose state is none, or several arrays; and programs of fla that are not right."""
+    q, k, v, beta, g, S, step = (x[name] for name in ("q", "k", "v", "beta", "g", "S", "step"))
+    softmax = fla("attn", "naive_parallel_attn")
+    forgetting = fla("forgetting_attn", "naive_forgetting_attn")
+    log_linear = fla("log_linear_attn", "naive_log_linear_attn")
+    momentum = fla("momentum_delta_rule", "recurrent_momentum_delta_rule_ref")
+    momentum_chunks = fla("momentum_delta_rule", "chunk_momentum_delta_rule_ref")
+    mesa = fla("mesa_net", "naive_mesa_net_exact")
+    mesa_steps = fla("mesa_net", "naive_mesa_net_CG")
+    ttt = fla("ttt", "chunk_ttt_linear_ref")
+    titans = fla("titans", "titans_linear")
+    first = [tokens_first(y) for y in (q, k, v, g)]
+
+    faded = tokens_first(forgetting(*first))
+    other = tokens_first(softmax(*first[:3], g=first[3])[0])
+    assert (faded - other).norm() < 1e-5 * faded.norm(), "fla's two programs differ"
+    # fla's M is what will be taken away, so its sign is the other one. Its p reads, its k writes.
+    rates = {"log_alpha": g, "log_mu": x["momentum"].log(), "eta": step, "beta": 1 + 0 * step}
+    arrays = {"q": q, "k": k, "p": k, "v": v} | rates
+    given = {name: tokens_first(y) for name, y in arrays.items()}
+    given |= {"initial_S": S, "initial_M": -x["write_before"], "scale": 1.0}
+    out, (state, moved) = momentum(**given, output_final_state=True)
+    # Its chunks lose digits under strong decays: 3e-6 here, 2e-4 with 16 tokens, all with 29.
+    assert (out - momentum_chunks(**given, chunk_size=CHUNK)[0]).norm() < 1e-5 * out.norm()
+    found = {
+        "sliding_window_attention": turned(softmax, q, k, v, window_size=WINDOW)[:1],
+        "forgetting_attention": (faded,),
+        "log_linear_attention": (
+            tokens_first(log_linear(*first, tokens_first(x["level_weights"]))),
+        ),
+        "momentum_delta_rule": (tokens_first(out), state, -moved),
+    }
+
+    def solved(program, **options):
+        def of_columns(v, S):
+            arrays = map(tokens_first, (q, k, v, g))
+            given = {"h_kk_init": torch.eye(D).expand(B, H, D, D), "h_kv_init": S}
+            out, *state = program(*arrays, x["ridge"], tokens_first(beta), **given, **options)
+            return tokens_first(out), *state
+
+        return as_wide_as_keys(of_columns, v, S)
+
+    found["mesa"] = solved(mesa)
+    found["mesa in fla's steps"] = solved(mesa_steps, chunk_size=N)[:1]
+
+    narrow, W = v[..., :D], S[..., :D].contiguous()
+    norm = x["norm_weight"], x["norm_bias"]
+    out, W_end, b_end = ttt(
+        *map(tokens_first, (q, k, narrow)),
+        *norm,
+        tokens_first(step[..., None]),
+        scale=1.0,
+        mini_batch_size=CHUNK,
+        initial_state=W,
+        initial_state_bias=x["z"][..., None, :],
+        output_final_state=True,
+    )
+    found["ttt_linear"] = tokens_first(out), W_end, b_end[..., 0, :]
+    # One token of Titans: with a step of 1/2 twice, M - M_1 is the key times the gradient.
+    half = torch.full((B, H, 1, 1), 0.5)
+    one = (y[:, :, :1] for y in (q, k, narrow))
+    given = {"eps": 1e-6, "chunk_size": 1, "initial_state": W, "output_final_state": True}
+    state = titans(*one, *norm, half, 0 * half, 0 * half, **given)[1]
+    found["titans, one token"] = None, state
+    return found
+
+
 def main() -> None:
     drawn = inputs()
     found = recorded({name: torch.tensor(x) for name, x in drawn.items()})
     arrays = dict(drawn)
     for case, results in found.items():
-        for part, x in zip(("out", "state", "z"), results, strict=False):
+        for part, x in zip(("out", "state", "second"), results, strict=False):
             if x is not None:
                 assert x.isfinite().all()
                 arrays[f"{case}/{part}"] = x.contiguous().numpy()

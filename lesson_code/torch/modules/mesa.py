@@ -59,7 +59,8 @@ class MesaLayer(Mixer):
     ``query``, ``key``, ``value`` and ``output`` are ``nn.Linear`` of F×F, ``beta`` and ``decay`` of
     F×H with bias; ``convolution`` has four weights for each of 2 F channels; ``ridge`` (H, D) is l,
     such that λ begins at 1; ``norm`` is a root mean square norm with a weight for each of the D
-    channels of a head.
+    channels of a head. The attribute ``iterations`` is the number 30; D of them are exact but for
+    rounding.
 
     References
     ----------
@@ -71,6 +72,8 @@ class MesaLayer(Mixer):
     >>> state.H.shape, state.G.shape
     (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4, 4]))
     """
+
+    iterations = 30
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__(width)
@@ -101,6 +104,7 @@ class MesaLayer(Mixer):
             logsigmoid(decay[..., 0]),
             ridge,
             form="chunkwise" if N > 1 else "recurrent",
+            iterations=self.iterations,
             initial_state=memory,
             return_state=True,
         )

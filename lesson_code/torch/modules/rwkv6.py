@@ -41,7 +41,8 @@ class RWKV6TimeMix(Mixer):
 
     What is remembered and read is :eq:`eq-rwkv6`, in heads of width D = F/H. Receptance r, key,
     value, gate g and decay each look at a mixture of x_t and x_{t-1} of their own, which depends on
-    the token (:eq:`eq-rwkv6-mix`), and the decay depends on its mixture :math:`x^w`:
+    the token (:eq:`eq-rwkv6-mix`), and the decay depends on its mixture :math:`x^w`
+    (:eq:`eq-rwkv6-rate`):
 
     .. math::
 
@@ -57,18 +58,20 @@ class RWKV6TimeMix(Mixer):
     the current token, as in RWKV-4.
 
     ``shares`` (5, F) are the :math:`\mu` of w, k, v, r and g, to which each token adds
-    :math:`B^\top \tanh(A^\top \bar x_t)`, with A = ``shares_down`` (F, 5·32), B = ``shares_up``
-    (5, 32, F), and a mixture :math:`\bar x_t` of its own, with the share ``first_share`` (F,).
+    :math:`W_{c2}^\top \tanh(W_{c1}^\top \bar x_t)`, with all :math:`W_{c1}` side by side in
+    ``shares_down`` (F, 5·32), :math:`W_{c2}` in ``shares_up`` (5, 32, F), and a mixture
+    :math:`\bar x_t` of its own, with the share ``first_share`` (F,).
     ``decay_base`` (F,), ``decay_down`` (F, 64) and ``decay_up`` (64, F) are :math:`w_0`,
     :math:`W_1` and :math:`W_2`; the ranks 32 and 64 are at most F. ``bonus`` is (H, D).
     ``receptance``, ``key``, ``value``, ``gate`` and ``output`` are ``nn.Linear`` of F×F, ``norm``
     has the weight and bias of a group norm that sees one token and head at a time.
 
-    All begin as in the first layer of RWKV-6: A, :math:`W_1` and ``output`` at 0, so that at first
-    neither shares nor decays depend on the token; decays from :math:`\exp(-e^{-6})`, a memory of
-    400 tokens, in the first channel to :math:`\exp(-e^{-1})`, of 3, in the last.
+    All begin as in the first layer of RWKV-6: :math:`W_{c1}`, :math:`W_1` and ``output`` at 0, so
+    that at first neither shares nor decays depend on the token; decays from
+    :math:`\exp(-e^{-6})`, a memory of 400 tokens, in the first channel to :math:`\exp(-e^{-1})`, of
+    3, in the last.
 
-    RWKV-5 has constant shares and decays, so neither A, B, :math:`W_1` nor :math:`W_2`; r, k, v and
+    RWKV-5 has constant shares and decays, so none of these narrow maps; r, k, v and
     g see mixtures as in RWKV-4; the memory is the same.
 
     References

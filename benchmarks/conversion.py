@@ -1,0 +1,420 @@
+"""A softmax model converted to linear attention, in every way of the chapter, step by step.
+
+python benchmarks/conversion.py                    writes lesson_code/results/conversion.json
+python benchmarks/conversion.py --output FILE      writes another file
+python benchmarks/conversion.py --renew            begins again, whatever the file holds
+python benchmarks/conversion.py --quick            a few steps for each way: only a try
+
+The texts are those of `lesson_code.data.facts`. The model has two blocks of softmax attention
+without rotation, over an embedding that mixes each token with the three before it, so that one
+layer can look a fact up. Each seed trains such a model, and every way converts the same one:
+
+    softmax, all           not converted, but trained on for as many steps
+    elu + 1, Taylor        put in the place of softmax; elu + 1 is then trained with all weights
+    T2R                    relu(W x + b), trained with all weights
+    weights, outputs       Hedgehog's map, trained alone to match attention weights or the outputs
+                           of the layer; then all weights, or low-rank changes of q, k, v and output
+    window                 the last tokens by softmax, the others by the state, on one scale
+    window, row maximum    the same, where the maximum of a row is subtracted from the scores of the
+                           window only, with a learned factor for each head, as in LoLCATs
+    window alone           the others not at all
+    from scratch           the converted model from random weights, with the steps of the softmax
+                           model and of the conversion together
+
+All conversions have as many steps in all. While maps are matched, each layer reads what the softmax
+model has at this place. Each stage takes the best of three step sizes for a seed that is used for
+nothing else: that with the smallest mismatch of new texts, or the smallest loss. The rows of this
+seed say what was tried.
+
+"recall" is the share of right answers where a name comes again, by how many tokens ago it came for
+the last time: 1 to 16, 17 to 32 and so on. "divergence" (from the softmax weights, per row) and
+"error" (squared, in parts of the softmax outputs') are means over the layers. "right_in_long" is
+the share of right answers at the end of texts four times as long as those of the training.
+
+Every run is saved when it ends, and a run that the file has is not repeated. The softmax model of
+the first seed is saved beside the file.
+"""
+
+import argparse
+import contextlib
+import copy
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, pad, relu
+
+import lesson_code.torch as lt
+from lesson_code import results
+from lesson_code.data import facts
+
+# All that a result depends on. A change of anything else that matters raises the version.
+SETTINGS = {
+    "version": 1,
+    "width": 64,
+    "heads": 4,
+    "layers": 2,
+    "length": 96,
+    "batch": 16,
+    "steps": 400,  # of the softmax model
+    "stage": 100,  # steps of each of two stages
+    "rank": 4,
+    "window": 8,
+    "factor": 0.1,  # of the window, at first, beside a row maximum
+    "rates": {
+        "softmax": [3e-3, 1e-2, 3e-2],
+        "scratch": [3e-3, 1e-2, 3e-2],
+        "all": [1e-3, 3e-3, 1e-2],
+        "low rank": [3e-3, 1e-2, 3e-2],
+        "weights": [1e-2, 3e-2, 1e-1],
+        "outputs": [1e-2, 3e-2, 1e-1],
+    },
+    "choosing": 100,  # the seed that chooses the rates
+    "seeds": [0, 1, 2, 3, 4],
+    "asked": 256,  # texts
+    "long": [384, 64],  # tokens of longer texts, and how many of them
+    "bin": 16,  # tokens of age
+}
+QUICK = {"width": 16, "heads": 2, "length": 24, "batch": 2, "steps": 2, "stage": 1, "seeds": [0]}
+QUICK |= {"rates": {stage: [rates[0]] for stage, rates in SETTINGS["rates"].items()}, "asked": 4}
+QUICK |= {"long": [48, 2]}
+RENEW = "python benchmarks/conversion.py --renew"
+
+# The map, what stands beside the state, and the stages after the swap.
+WAYS = {
+    "softmax": ("softmax", "", ["softmax"]),
+    "softmax, all": ("softmax", "", ["all", "all"]),
+    "elu + 1": ("elu + 1", "", ["all", "all"]),
+    "Taylor": ("Taylor", "", []),
+    "T2R": ("relu", "", ["all", "all"]),
+    "weights, all": ("hedgehog", "", ["weights", "all"]),
+    "weights, low rank": ("hedgehog", "", ["weights", "low rank"]),
+    "outputs, all": ("hedgehog", "", ["outputs", "all"]),
+    "outputs, low rank": ("hedgehog", "", ["outputs", "low rank"]),
+    "window": ("hedgehog", "window", ["outputs", "low rank"]),
+    "window, row maximum": ("hedgehog", "row maximum", ["outputs", "low rank"]),
+    "window alone": ("none", "window", ["low rank", "low rank"]),
+    "from scratch": ("hedgehog", "", ["scratch"]),
+}
+
+
+# --- The model -----------------------------------------------------------------------------------
+
+
+class LastWords(nn.Module):
+    """The embedding of a token, mixed with those of the three before it."""
+
+    def __init__(self, vocab_size, width):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, width)
+        self.taps = nn.Parameter(0.5 * torch.randn(4, width))
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        shifted = (pad(x, (0, 0, i, 0))[:, : x.shape[1]] for i in range(4))
+        return sum(tap * y for tap, y in zip(self.taps, shifted, strict=True))
+
+
+def softmax_model(settings):
+    def softmax(width):
+        return lt.SoftmaxAttention(width, settings["heads"], rotary=False)
+
+    words = len(facts.vocabulary())
+    model = lt.LanguageModel(words, settings["width"], [softmax] * settings["layers"])
+    model.embedding = LastWords(words, settings["width"])
+    return model
+
+
+def heads(x, H):
+    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """A layer of the softmax model with another similarity: query, key, value and output stay."""
+
+    def __init__(self, softmax, kind, beside, settings):
+        super().__init__()
+        self.query, self.key, self.value, self.output = (
+            copy.deepcopy(x) for x in (softmax.query, softmax.key, softmax.value, softmax.output)
+        )
+        self.num_heads = H = softmax.num_heads
+        self.kind, self.beside, self.window = kind, beside, settings["window"]
+        D = settings["width"] // H
+        if kind == "Taylor":
+            self.taylor = lt.taylor(D)
+        if kind == "relu":
+            self.W = nn.Parameter(torch.randn(H, 2 * D, D) / D**0.5)
+            self.b = nn.Parameter(torch.zeros(H, 2 * D))
+        if kind == "hedgehog":
+            self.W = nn.Parameter(0.5 * torch.eye(D).repeat(H, 1, 1))
+            self.b = nn.Parameter(torch.zeros(H, D))
+        if beside == "row maximum":
+            g = settings["factor"]
+            self.factor = nn.Parameter(torch.full((H, 1, 1), math.log(g / (1 - g))))
+
+    def phi(self, x):
+        if self.kind == "hedgehog":
+            return lt.hedgehog(x.shape[-1], weight=self.W, bias=self.b)(x)
+        if self.kind == "relu":
+            return relu(x @ self.W.mT + self.b[:, None])
+        return lt.elu_plus_one(x) if self.kind == "elu + 1" else self.taylor(x)
+
+    def weights(self, x):
+        """(B, H, N, N), each row with the sum 1."""
+        q, k = (
+            f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in (self.query, self.key)
+        )
+        D, N = q.shape[-1], x.shape[1]
+        scores = q @ k.mT / D**0.5
+        if self.kind == "softmax":
+            return scores.masked_fill(~torch.ones(N, N).tril().bool(), -math.inf).softmax(-1)
+        near = torch.ones(N, N).tril().bool()
+        A = scores.new_zeros(scores.shape)
+        if self.kind != "none":
+            A = (self.phi(q) @ self.phi(k).mT).tril()
+        if self.beside:
+            near = near.triu(1 - self.window)
+            near_scores = scores.masked_fill(~near, -math.inf)
+            m = near_scores.amax(-1, keepdim=True)
+            if self.beside == "row maximum":
+                A = torch.where(near, self.factor.sigmoid() * (near_scores - m).exp(), A)
+            else:  # both parts are divided by e^m
+                A = torch.where(near, (near_scores - m).exp(), A * (-m).exp())
+        return A / A.sum(-1, keepdim=True).clamp(min=1e-6)
+
+    def read(self, weights, x):
+        v = heads(self.value(x), self.num_heads)
+        return self.output((weights @ v).transpose(1, 2).flatten(2))
+
+    def forward(self, x, *, state=None, return_state=False):
+        y = self.read(self.weights(x), x)
+        return (y, None) if return_state else y
+
+
+class LowRank(nn.Module):
+    """A linear map that is not trained, plus one of low rank that is."""
+
+    def __init__(self, linear, rank):
+        super().__init__()
+        F, G = linear.in_features, linear.out_features
+        self.linear = linear
+        self.down = nn.Parameter(torch.randn(rank, F) / F**0.5)
+        self.up = nn.Parameter(torch.zeros(G, rank))
+
+    def forward(self, x):
+        return self.linear(x) + x @ self.down.T @ self.up.T
+
+
+def converted(model, kind, beside, settings):
+    model = copy.deepcopy(model)
+    for block in model.blocks:
+        block.mixer = Attention(block.mixer, kind, beside, settings)
+    return model
+
+
+# --- Training and asking -------------------------------------------------------------------------
+
+
+def draw(batch, length, rng):
+    text = facts.draw(batch=batch, length=length, seed=rng)
+    return [torch.from_numpy(array) for array in text]
+
+
+def mismatch(model, teacher, tokens, what):
+    """How far the layers are from the teacher's, each reading what the teacher has there."""
+    x, losses = teacher.embedding(tokens), []
+    for block, other in zip(model.blocks, teacher.blocks, strict=True):
+        normed = other.norm_1(x).detach()
+        expected, weights = other.mixer.weights(normed).detach(), block.mixer.weights(normed)
+        if what == "weights":
+            terms = torch.special.xlogy(expected, expected / weights.clamp(min=1e-9))
+            losses.append(terms.sum(dim=-1).mean())
+        else:
+            y = other.mixer.read(expected, normed).detach()
+            error = (block.mixer.read(weights, normed) - y).square().mean()
+            losses.append(error / y.square().mean())
+        x = other(x).detach()
+    return sum(losses) / len(losses)
+
+
+def trained_parameters(model, stage, settings):
+    """The parameters of a stage; low-rank maps are put in where there are none."""
+    if stage in ("softmax", "scratch", "all"):
+        return list(model.parameters())
+    mixers = [block.mixer for block in model.blocks]
+    if stage == "low rank":
+        for mixer in mixers:
+            for name in ("query", "key", "value", "output"):
+                linear = getattr(mixer, name)
+                if not isinstance(linear, LowRank):
+                    setattr(mixer, name, LowRank(linear, settings["rank"]))
+        return [x for name, x in model.named_parameters() if name.endswith((".down", ".up"))]
+    return [x for mixer in mixers for x in (mixer.W, mixer.b)] + [
+        mixer.factor for mixer in mixers if mixer.beside == "row maximum"
+    ]
+
+
+def train(model, teacher, stage, rate, steps, seed, settings):
+    torch.manual_seed(seed)
+    rng = np.random.default_rng([seed, len(stage)])
+    parameters = trained_parameters(model, stage, settings)
+    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98))
+    for i in range(steps):
+        warm, cold = min(1, 10 * (i + 1) / steps), (1 + math.cos(math.pi * i / steps)) / 2
+        optimizer.param_groups[0]["lr"] = rate * warm * cold
+        tokens, _, _ = draw(settings["batch"], settings["length"], rng)
+        if stage in ("weights", "outputs"):
+            loss = mismatch(model, teacher, tokens[:, :-1], stage)
+        else:
+            loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+
+@torch.no_grad()
+def ask(model, teacher, seed, settings):
+    """What one model has learned, on new texts."""
+    rng = np.random.default_rng([seed, 99])
+    tokens, surprise, age = draw(settings["asked"], settings["length"], rng)
+    logits, expected = model(tokens[:, :-1]), tokens[:, 1:]
+    right = (logits.argmax(dim=-1) == expected).double()
+    bins = range(0, settings["length"], settings["bin"])
+    losses = cross_entropy(logits.mT, expected, reduction="none")
+    first = tokens[:16, :-1]
+    length, batch = settings["long"]
+    long, _, old = draw(batch, length, rng)
+    right_in_long = model(long[:, :-1]).argmax(dim=-1) == long[:, 1:]
+    late = (old > 0) & (torch.arange(length) >= length - settings["length"])
+    return {
+        "loss": losses.mean().item(),
+        "floor": surprise.mean().item(),
+        "loss_of_facts": losses[age > 0].mean().item(),
+        "right": right[age > 0].mean().item(),
+        "recall": [
+            right[(age > low) & (age <= low + settings["bin"])].mean().nan_to_num().item()
+            for low in bins
+        ],
+        "right_in_long": right_in_long[late].double().mean().item(),
+        "divergence": mismatch(model, teacher, first, "weights").item(),
+        "error": mismatch(model, teacher, first, "outputs").item(),
+    }
+
+
+def steps_of(stage, settings):
+    if stage == "softmax":
+        return settings["steps"]
+    if stage == "scratch":
+        return settings["steps"] + 2 * settings["stage"]
+    return settings["stage"]
+
+
+def criterion(stage, found):
+    return found[{"weights": "divergence", "outputs": "error"}.get(stage, "loss")]
+
+
+def advance(model, teacher, stage, rates, seed, settings):
+    """The best of the models that these step sizes give, what it has learned, and all tries."""
+    best, tried = None, []
+    for rate in rates:
+        start, new = time.process_time(), copy.deepcopy(model)
+        train(new, teacher, stage, rate, steps_of(stage, settings), seed, settings)
+        found = {"stage": stage, "rate": rate, **ask(new, teacher or new, seed, settings)}
+        found["seconds"] = time.process_time() - start
+        value = criterion(stage, found)
+        tried.append([rate, value])
+        if best is None or value < criterion(stage, best[1]):
+            best = new, found
+    return *best, tried
+
+
+def fresh(seed, settings):
+    torch.manual_seed(seed)
+    return converted(softmax_model(settings), "softmax", "", settings)
+
+
+def run(way, rates, seed, teacher, settings):
+    """Go through the stages of a way: its last model, and a row of the result."""
+    kind, beside, stages = WAYS[way]
+    found, tried = [], []
+    if way == "softmax":
+        model = fresh(seed, settings)
+    else:
+        source = fresh(seed, settings) if way == "from scratch" else teacher
+        torch.manual_seed(seed)
+        model = converted(source, kind, beside, settings)
+        found.append({"stage": "swap", "rate": None, **ask(model, teacher, seed, settings)})
+    for stage, some in zip(stages, rates, strict=True):
+        model, learned, tries = advance(model, teacher, stage, some, seed, settings)
+        found.append(learned)
+        tried.append(tries)
+    return model, {"way": way, "seed": seed, "stages": found, "tried": tried}
+
+
+def rates_of(way, rows, settings):
+    """Those to try where a rate is chosen; those chosen, if they have been."""
+    for row in rows:
+        if (row["way"], row["seed"]) == (way, settings["choosing"]):
+            return [[stage["rate"]] for stage in row["stages"] if stage["rate"]]
+    return [settings["rates"][stage] for stage in WAYS[way][2]]
+
+
+def all_jobs(settings):
+    return [(way, seed) for seed in [settings["choosing"], *settings["seeds"]] for way in WAYS]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--renew", action="store_true")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    settings = SETTINGS | QUICK if options.quick else SETTINGS
+    if options.quick and not options.output:
+        parser.error("--quick needs an --output, so that no result is lost")
+    output = options.output or Path(results.__file__).with_name("conversion.json")
+    torch.set_num_threads(1)
+    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
+    teachers = {}
+    for way, seed in all_jobs(settings):
+        missing = (way, seed) not in {(row["way"], row["seed"]) for row in rows}
+        if missing and way != "softmax" and seed not in teachers:  # it was trained another time
+            rates = rates_of("softmax", rows, settings)
+            teachers[seed], _ = run("softmax", rates, seed, None, settings)
+        if not missing:
+            continue
+        start = time.process_time()
+        rates = rates_of(way, rows, settings)
+        model, row = run(way, rates, seed, teachers.get(seed), settings)
+        rows.append(row | {"seconds": time.process_time() - start})
+        if way == "softmax":
+            teachers[seed] = model
+            if seed == settings["seeds"][0]:
+                weights = {name: x.numpy() for name, x in model.state_dict().items()}
+                np.savez_compressed(output.with_name(f"{output.stem}_softmax.npz"), **weights)
+        save(output, settings, rows)
+        told = "  ".join(
+            f"{stage['stage']} {stage['loss']:.3f} {stage['right']:.2f}" for stage in row["stages"]
+        )
+        print(f"{seed} {way}: {told} ({rows[-1]['seconds']:.0f} s)", flush=True)
+    print(f"wrote {output}")
+
+
+def save(output, settings, rows):
+    result = {
+        "what": "a softmax model of two blocks, converted to linear attention, float32",
+        "seed": settings["seeds"],
+        "settings": settings,
+        "renew": RENEW,
+        "rows": rows,
+    }
+    with contextlib.redirect_stdout(None):
+        results.save("conversion", result, output=output)
+
+
+if __name__ == "__main__":
+    main()
