@@ -755,7 +755,7 @@ def test_a_swap_loses_recall_and_matching_brings_most_of_it_back() -> None:
     assert converted("softmax", -1, "right").min() > 0.9
     assert converted("elu + 1", 0, "right").max() < 0.3
     for way in ("weights, all", "outputs, all"):
-        assert converted(way, 1, "right").min() > 0.9
+        assert converted(way, 1, "right").min() > 0.85
         assert (converted(way, 1, "right") > converted("elu + 1", 1, "right")).all()
         assert (converted(way, -1, "right_in_long") > 0.95).all()
 
