@@ -42,10 +42,11 @@ import math
 import time
 from pathlib import Path
 
+import mixers
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, pad, relu
+from torch.nn.functional import cross_entropy, relu
 
 import lesson_code.torch as lt
 from lesson_code import results
@@ -104,27 +105,13 @@ WAYS = {
 # --- The model -----------------------------------------------------------------------------------
 
 
-class LastWords(nn.Module):
-    """The embedding of a token, mixed with those of the three before it."""
-
-    def __init__(self, vocab_size, width):
-        super().__init__()
-        self.table = nn.Embedding(vocab_size, width)
-        self.taps = nn.Parameter(0.5 * torch.randn(4, width))
-
-    def forward(self, tokens):
-        x = self.table(tokens)
-        shifted = (pad(x, (0, 0, i, 0))[:, : x.shape[1]] for i in range(4))
-        return sum(tap * y for tap, y in zip(self.taps, shifted, strict=True))
-
-
 def softmax_model(settings):
     def softmax(width):
         return lt.SoftmaxAttention(width, settings["heads"], rotary=False)
 
     words = len(facts.vocabulary())
     model = lt.LanguageModel(words, settings["width"], [softmax] * settings["layers"])
-    model.embedding = LastWords(words, settings["width"])
+    model.embedding = mixers.LastWords(words, settings["width"])
     return model
 
 

@@ -19,6 +19,7 @@ normalizers, last tokens and tails of convolutions included.
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
 import lesson_code.torch as lt
 from lesson_code.torch.modules._parts import ShortConvolution
@@ -149,6 +150,20 @@ class PairEmbedding(nn.Module):
     def forward(self, tokens):
         rows = self.value.num_embeddings
         return self.key(tokens // rows) + self.value(tokens % rows)
+
+
+class LastWords(nn.Module):
+    """The embedding of a token, mixed with those of the three before it."""
+
+    def __init__(self, vocab_size, width):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, width)
+        self.taps = nn.Parameter(0.5 * torch.randn(4, width))
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        shifted = (pad(x, (0, 0, i, 0))[:, : x.shape[1]] for i in range(4))
+        return sum(tap * y for tap, y in zip(self.taps, shifted, strict=True))
 
 
 def count(module):
