@@ -828,8 +828,8 @@ _ROWS = (
         start=lambda x: (_zeros("k", "v")(x), _zeros("k", "v")(x)),
         transition=Part(
             (
-                r"\alpha_t S_{t-1} + \mu_t M_{t-1} - \beta_t k_t k_t^\top S_{t-1}",
-                r"\mu_t M_{t-1} - \beta_t k_t k_t^\top S_{t-1}",
+                r"\alpha_t S_{t-1} + \mu_t \Delta_{t-1} - \beta_t k_t k_t^\top S_{t-1}",
+                r"\mu_t \Delta_{t-1} - \beta_t k_t k_t^\top S_{t-1}",
             ),
             _with_momentum,
         ),
