@@ -521,7 +521,7 @@ def letters(model, x, before, S):
             for j, (k, v) in enumerate(S)
         ]
     elif isinstance(S, tuple):
-        letters = {"Mamba-3": "SBx", "Delta rule with momentum": "SM"}[model.name]
+        letters = {"Mamba-3": "SBx", "Delta rule with momentum": ("S", r"\Delta")}[model.name]
         for letter, earlier, state in zip(letters, before, S, strict=True):
             values[f"{letter}_t-1"], values[f"{letter}_t"] = column(earlier), column(state)
         if model.name == "Mamba-3":
