@@ -288,17 +288,17 @@ def test_the_first_cell_knows_the_address(tree: Path, tmp_path: Path) -> None:
 
 def test_the_site_offers_the_notebook_and_the_check(site: Path, chapter: Path, names) -> None:
     page = soup(site / "book" / f"{chapter.stem}.html")
-    [offer] = page.select("#exercises > .exercise-notebook")
+    places = {tag["id"]: tag for tag in page.find_all(id=True)}
+    [offer] = places["exercises"].find_all(class_="exercise-notebook", recursive=False)
     target = (site / "book" / offer.a["href"]).resolve()
     assert json.loads(target.read_text("utf-8"))["nbformat"] == 4
     for block in parts_of(chapter):
         if block.kind == "exercise":
-            shown = page.select_one(f"#{block.options['label']}")
+            shown = places[block.options["label"]]
             number = names.words[block.options["label"]].removeprefix("exercise ")
             assert shown.select_one(".caption-number").text.strip() == f"Exercise {number}"
     for exercise in declared(chapter).values():
-        assert page.select_one(f"#{exercise.label} .exercise-check").text.strip() == exercise.call
+        assert places[exercise.label].select_one(".exercise-check").text.strip() == exercise.call
     for label, (number, _) in names.equations.items():
-        equation = page.select_one(f"#equation-{label} .eqno")
-        if equation is not None:
-            assert f"({number})" in equation.text
+        if equation := places.get(f"equation-{label}"):
+            assert f"({number})" in equation.select_one(".eqno").text
