@@ -120,6 +120,30 @@ def test_the_error_of_random_features() -> None:
     assert abs(np.std(estimates) / exact / law - 1) < 0.1
 
 
+def mean_square_of_wide(y: float, D: int, b: float) -> float:
+    """Mean square of e^{q·k}'s estimate by one roll, over e^{2 q·k}."""
+    return (b**2 / math.sqrt(2 * b**2 - 1)) ** D * math.exp(y**2 / (2 * b**2 - 1))
+
+
+def test_rolls_thrown_wide_count_less() -> None:
+    w = np.linspace(-14, 14, 200_001)
+    density = np.exp(-(w**2) / 2) / math.sqrt(2 * math.pi) * (w[1] - w[0])
+    for q, k, b in ((0.5, 1.0, 1.0), (0.5, 1.0, 1.6), (-1.5, 0.7, 2.0), (1.0, 1.0, 0.9)):
+        room = [math.sqrt(b) * np.exp(b * w * x - x**2 / 2 - (b**2 - 1) * w**2 / 4) for x in (q, k)]
+        estimate = room[0] * room[1] / math.exp(q * k)
+        same((density * estimate).sum(), 1.0, 1e-8)
+        same((density * estimate**2).sum(), mean_square_of_wide(q + k, 1, b), 1e-8)
+
+
+def test_the_best_width_of_a_throw() -> None:
+    for y, D in ((0.0, 4), (1.0, 1), (3.0, 16), (math.sqrt(42), 16)):
+        h = 3 / 2 + y * y / D
+        b = math.sqrt((h + math.sqrt(h * h - 2)) / 2)
+        best = mean_square_of_wide(y, D, b)
+        assert all(best <= mean_square_of_wide(y, D, r * b) for r in (0.9, 0.99, 1.01, 1.1))
+    same(b, 2.0, 1e-12)
+
+
 # --- On real machines --------------------------------------------------------------------------
 
 

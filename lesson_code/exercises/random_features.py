@@ -10,7 +10,6 @@ from lesson_code.exercises import Exercise
 CHAPTER = "Random features"
 AVERAGE = "An average that factors"
 OFF = "How wrong is one draw?"
-DIRECTIONS = "Spreading the directions"
 MAXIMUM = "Out of range, and a maximum that looks ahead"
 
 # --- Every roll twice --------------------------------------------------------------------------
@@ -135,7 +134,7 @@ def features(x, W, *, power=-0.25, sign=1, factor=1.0, both=True):
     return grow * np.concatenate([np.cos(angles)] + both * [np.sin(angles)], axis=-1)
 
 
-@WAVES.function(DIRECTIONS, inputs=tokens_and_rows)
+@WAVES.function(AVERAGE, inputs=tokens_and_rows)
 def waves(x, W):
     return features(x, W)
 

@@ -50,32 +50,40 @@ def two_rooms(q: float, k: float, draws: Sequence[float]) -> BookFigure:
 @drawing
 def misplaced_weight(
     num_features: ArrayLike,
-    misplaced: ArrayLike,
+    lines: Mapping[str, ArrayLike],
     others: Mapping[str, tuple[float, float]],
     level: float,
 ) -> BookFigure:
-    """Weight on wrong letters against the number of features: a line of random ones, and marks.
+    """Weight on wrong letters against the number of features: lines of random ones, and marks.
 
-    others has for each name its number of features and its weight; level is that of equal weights.
+    lines has for each way to draw the weight at each number of features, others for each name its
+    number of features and its weight; level is that of equal weights.
     """
     figure, ((axes,),) = new_figure(height=3.2)
-    axes.plot(num_features, misplaced, **look(0))
-    end = np.asarray(num_features)[-1], np.asarray(misplaced)[-1]
-    beside(axes, "random features", end, (4, -18), ha="right", color=BLUE)
+    x = np.asarray(num_features, dtype=float)
+    random = {name: np.asarray(misplaced, dtype=float) for name, misplaced in lines.items()}
+    for index, (name, y) in enumerate(random.items()):
+        style = look(index)
+        axes.plot(x, y, **style)
+        beside(axes, name, (x[-1], y[-1]), (7, 0), va="center", color=style["color"])
     axes.axhline(level, color=GRAY, linestyle="--", linewidth=1.4)
     right = {"xycoords": ("axes fraction", "data"), "ha": "right", "color": GRAY}
     beside(axes, "equal weights", (1, level), (-2, 4), **right)
-    for index, (name, at) in enumerate(others.items(), start=1):
+    for index, (name, at) in enumerate(others.items(), start=len(lines)):
         axes.plot(*at, **look(index, linestyle="none", markersize=8))
         rivals = [weight for C, weight in others.values() if C == at[0]]
-        if len(rivals) == 1:
+        lowest = min(np.interp(at[0], x, y) for y in random.values())
+        if len(rivals) == 1 and at[1] < lowest:
             beside(axes, name, at, (0, -16), ha="center", color=INK)
+        elif len(rivals) == 1:  # a line passes below
+            beside(axes, name, at, (9, 0), va="center", color=INK)
         else:
             place = "bottom" if at[1] == max(rivals) else "top"
             beside(axes, name, at, (9, 0), va=place, color=INK)
     axes.set(xscale="log", xlabel="features $C$", ylabel="weight on wrong letters")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axes.set_ylim(0, 1.08 * max(np.max(misplaced), level))
+    axes.set_xlim(right=10 * x[-1])  # room for the names of the lines
+    axes.set_ylim(0, 1.08 * max(level, *(y.max() for y in random.values())))
     return figure
 
 

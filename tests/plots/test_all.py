@@ -76,7 +76,12 @@ FIGURES = {
     "random_features.best_rank": ({"a": np.linspace(1, 0, 9)}, 0.1),
     "random_features.where_the_mean_is": ((1, 4),),
     "random_features.two_rooms": (1.0, 0.5, [0.8, -0.5, 1.2]),
-    "random_features.misplaced_weight": ([4, 16, 64], [0.5, 0.4, 0.3], {"a": (8, 0.2)}, 0.45),
+    "random_features.misplaced_weight": (
+        [4, 16, 64],
+        {"b": [0.5, 0.4, 0.3], "c": [0.5, 0.3, 0.2]},
+        {"a": (8, 0.2)},
+        0.45,
+    ),
     "layer.cell": (),
     "layer.two_orders": (3, 5),
     "layer.model": (),
