@@ -19,8 +19,10 @@ The settings of each rule are the ones of a grid with the smallest mean error ov
 seed that is not used again. A row has the errors of one seed, each the mean over the tokens from
 n/2 + 1 to n, for n = 1, 2, 4, ... examples; all sequences of a seed are averaged.
 
-"mesa, keeps all" is Mesa without its decay. "batch" takes all gradients of 16 tokens where they
-begin, without the norm and the bias that TTT-Linear adds. One thread takes about two minutes.
+"delta" has one step for all tokens; that of "delta, falling" is h / (h + t) at token t = 1, 2, ...,
+so it begins near 1 and is one half at t = h. "mesa, keeps all" is Mesa without its decay. "batch"
+takes all gradients of 16 tokens where they begin, without the norm and the bias that TTT-Linear
+adds. One thread takes about two minutes.
 """
 
 import argparse
@@ -59,6 +61,7 @@ RIDGES = [0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0, 2.0, 4.0]
 GRID = {
     "linear": {"scale": [4, 8, 16, 24], "extra": [0, 8, 16, 32, 64], "decay": DECAYS},
     "delta": {"beta": STEPS, "decay": DECAYS},
+    "delta, falling": {"half": [8, 16, 32, 64, 128, 256, 512, 1024], "decay": DECAYS},
     "momentum": {"beta": STEPS, "momentum": [0.0625, 0.125, 0.25, 0.5, 0.75], "decay": DECAYS},
     "batch": {"beta": [0.0625, *STEPS]},
     "ttt, no norm": {"eta": [2.0**i for i in range(-8, 0)]},
@@ -103,6 +106,9 @@ def predict(rule, q, k, v, batch, *, decay=1.0, **own):
         return own["scale"] * retention(q, k, v, decay) / (own["extra"] + count)
     if rule == "delta":
         return gated_delta_rule(q, k, v, own["beta"] * ones, log_decay)
+    if rule == "delta, falling":
+        beta = own["half"] / (own["half"] + np.arange(1, N + 1))
+        return gated_delta_rule(q, k, v, beta * ones, log_decay)
     if rule == "momentum":
         steps = own["beta"] * ones, log_decay, own["momentum"] * ones
         return momentum_delta_rule(q, k, v, *steps)
