@@ -60,6 +60,33 @@ def token_weights(k: ArrayLike, v: ArrayLike, rules: Mapping[str, ArrayLike]) ->
 
 
 @drawing
+def learning(
+    steps: ArrayLike, runs: Mapping[str, ArrayLike], level: float, *, columns: int = 3
+) -> BookFigure:
+    """Losses while models learn, with a panel for each and a line for each of its seeds.
+
+    Each of `runs` is (number of seeds, len(steps)). The dotted level is what a guess would pay. The
+    lines of all other panels are pale.
+    """
+    rows = -(-len(runs) // columns)
+    size = {"width": 6.4, "height": 1.45 * rows + 0.4}
+    figure, grid = new_figure(columns, rows, **size, sharex=True, sharey=True)
+    losses = {name: np.asarray(lines) for name, lines in runs.items()}
+    others = np.concatenate(list(losses.values()))
+    for axes, (name, lines) in zip(grid.flat, losses.items(), strict=False):
+        axes.plot(steps, others.T, color="#e4e4e4", linewidth=0.7, zorder=1)
+        axes.plot(steps, lines.T, color=BLUE, linewidth=1.5, zorder=2)
+        axes.axhline(level, color=GRAY, linestyle=":", linewidth=1.2)
+        axes.set_title(name, loc="left", fontsize=10)
+    for axes in grid.flat[len(runs) :]:
+        axes.set_axis_off()
+    grid[0, 0].set(ylim=(0, 1.15 * level), xlim=(0, None))
+    figure.supxlabel("steps", fontsize=11)
+    figure.supylabel("loss on facts, nats", fontsize=11)
+    return figure
+
+
+@drawing
 def two_axes(rows: Mapping[str, Sequence[Sequence[str]]], columns: Sequence[str]) -> BookFigure:
     """What models can follow, in rows, by how much they keep, in columns: names in each field.
 

@@ -185,6 +185,7 @@ FIGURES = {
     "between.by_distance": ([1, 2, 4], {"a": {"one": GO.T / 2, "two": GO.T}, "b": {"x": GO.T}}),
     "family.token_weights": (K, V[:, 0], {"plain": ROW[:3], "decay": ROW[:3]}),
     "family.eigenvalues": ({"fade": [0.5, 1.0], "flip": [-1.0], "rotate": [1j, -1j]},),
+    "family.learning": ([50, 100], {"one": [[2, 1], [2, 2]], "two": [[2, 0], [1, 0]]}, 2.7),
     "family.two_axes": ({"fade": [["plain", "RetNet"], []], "flip": [[], ["delta"]]}, ["1", "2"]),
     "family.continuation": ("a prompt", " and what\nfollows it"),
     "real_models.hybrids": ({"one": "SSSC" * 12, "another": "S-S-S-SC-" * 3},),
