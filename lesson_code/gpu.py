@@ -8,9 +8,9 @@ rate of a :class:`GPU`, and returns the terms by their names:
 .. math:: t \ge \max\left(\frac{b}{\beta},\; \max_i \frac{n_i}{\pi_i},\;
    \text{waves} \cdot (r\,\lambda + \text{cycles})\right)
 
-The rates are those of data sheets. The one number that no data sheet has is the latency of the
-memory; where it is not given, that of an idle V100 is taken, which was measured.
-`benchmarks/predictions.py` holds the terms against published times.
+The rates are those of data sheets. Two numbers are on no data sheet, and others have measured them:
+the latency of an idle memory, and the cycles in which a block begins and ends, which are those of a
+V100. `benchmarks/predictions.py` holds the terms against published times.
 """
 
 import dataclasses
@@ -19,15 +19,13 @@ from typing import NamedTuple, Protocol
 
 from lesson_code._arguments import check_integer, check_number
 
-__all__ = ["GPU", "GPUS", "LATENCY", "Launch", "Prediction", "launch_of", "predict"]
+__all__ = ["GPU", "GPUS", "Launch", "Prediction", "launch_of", "predict"]
 
 LANES = 32
 REGISTERS = 65_536  # of a multiprocessor, from Volta to Blackwell
 ISSUED = 4  # instructions of a warp that a multiprocessor begins in a cycle
 SPECIAL = 16  # exponentials, roots and the like of a multiprocessor in a cycle
-
-LATENCY = 436 / 1.38e9
-"""Seconds of one trip to the memory of an idle V100: 436 cycles at 1.38 GHz."""
+START = 350  # cycles of a block beside all that it does; see the group "short blocks"
 
 
 class GPU(NamedTuple):
@@ -41,6 +39,8 @@ class GPU(NamedTuple):
         Multiply-adds a second in float32. Data sheets count each as two operations.
     tensor : float or None
         Multiply-adds a second of the tensor cores, of 16-bit numbers that are not sparse.
+    latency : float
+        Seconds of one trip to the GPU's memory while nobody else uses it.
     processors, lanes : int
         Multiprocessors of the GPU, and units of one of them that make a float32 multiply-add.
     threads, blocks, shared_bytes : int
@@ -52,6 +52,7 @@ class GPU(NamedTuple):
     bandwidth: float
     multiply_adds: float
     tensor: float | None
+    latency: float
     processors: int
     lanes: int
     threads: int
@@ -71,17 +72,22 @@ _VOLTA, _TURING = (64, 2048, 32, 96 * 1024, 0), (64, 1024, 16, 64 * 1024, 0)
 _A100, _GA102 = (64, 2048, 32, 164 * 1024, 1024), (128, 1536, 16, 100 * 1024, 1024)
 _HOPPER = (128, 2048, 32, 228 * 1024, 1024)
 
+# Latencies: cycles at a clock, from github.com/te42kyfo/gpu-benches (cuda-latency, gpu-latency). The
+# next of kin stands in where there is none: V100 for T4, A100 for A6000, H100 PCIe for the later.
+_V100_TRIP, _A100_TRIP, _H100_TRIP = 436 / 1.38e9, 574 / 1.41e9, 655 / 1.755e9
+
 GPUS = {
-    "V100": GPU(0.9e12, 14e12 / 2, None, 80, *_VOLTA),
-    "T4": GPU(0.32e12, 8.1e12 / 2, 65e12 / 2, 40, *_TURING),
-    "A100": GPU(1.555e12, 19.5e12 / 2, 312e12 / 2, 108, *_A100),
-    "A100 80GB": GPU(2.039e12, 19.5e12 / 2, 312e12 / 2, 108, *_A100),
-    "A6000": GPU(0.768e12, 38.7e12 / 2, None, 84, *_GA102),
-    "H100": GPU(3.35e12, 67e12 / 2, 989e12 / 2, 132, *_HOPPER),
-    "H200": GPU(4.8e12, 67e12 / 2, 989e12 / 2, 132, *_HOPPER),
-    "B200": GPU(7.7e12, 75e12 / 2, 2250e12 / 2, 148, *_HOPPER),
+    "V100": GPU(0.9e12, 14e12 / 2, None, _V100_TRIP, 80, *_VOLTA),
+    "T4": GPU(0.32e12, 8.1e12 / 2, 65e12 / 2, _V100_TRIP, 40, *_TURING),
+    "A100": GPU(1.555e12, 19.5e12 / 2, 312e12 / 2, _A100_TRIP, 108, *_A100),
+    "A100 80GB": GPU(2.039e12, 19.5e12 / 2, 312e12 / 2, _A100_TRIP, 108, *_A100),
+    "A6000": GPU(0.768e12, 38.7e12 / 2, None, _A100_TRIP, 84, *_GA102),
+    "H100 PCIe": GPU(2e12, 51e12 / 2, 756e12 / 2, _H100_TRIP, 114, *_HOPPER),
+    "H100": GPU(3.35e12, 67e12 / 2, 989e12 / 2, _H100_TRIP, 132, *_HOPPER),
+    "H200": GPU(4.8e12, 67e12 / 2, 989e12 / 2, _H100_TRIP, 132, *_HOPPER),
+    "B200": GPU(7.7e12, 75e12 / 2, 2250e12 / 2, _H100_TRIP, 148, *_HOPPER),
 }
-"""GPUs by name: the V100 of PCIe, A100, H100, H200 and B200 as modules."""
+"""GPUs by name: the V100 as a PCIe card, A100, H100, H200 and B200 as modules (SXM)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +165,7 @@ class Prediction(NamedTuple):
     multiply_adds, special, tensor, instructions, passes : float
         Of the multiprocessor with the most blocks.
     chain : float
-        Trips and cycles of a block, for each wave of blocks.
+        Trips and cycles of a block, its start among them, for each wave of blocks.
     resident : int
         Blocks that a multiprocessor holds at a time.
     waves : int
@@ -251,7 +257,7 @@ def launch_of(counts: Counted, blocks: int, threads: int, **more: float) -> Laun
     return Launch(blocks, threads, **(counted | more))  # type: ignore[arg-type]
 
 
-def predict(launch: Launch, gpu: GPU, *, latency: float = LATENCY) -> Prediction:
+def predict(launch: Launch, gpu: GPU, *, latency: float | None = None) -> Prediction:
     r"""Seconds of a launch on a GPU, by reason.
 
     A multiprocessor holds as many blocks as its threads, registers and shared memory suffice for.
@@ -263,8 +269,8 @@ def predict(launch: Launch, gpu: GPU, *, latency: float = LATENCY) -> Prediction
     launch : Launch
     gpu : GPU
         One of :data:`GPUS`, or another.
-    latency : float
-        Seconds of one trip to the GPU's memory.
+    latency : float, optional
+        Seconds of one trip to the GPU's memory; that of the GPU where it is left out.
 
     Raises
     ------
@@ -283,11 +289,11 @@ def predict(launch: Launch, gpu: GPU, *, latency: float = LATENCY) -> Prediction
     >>> copy = Launch(2**18, 256, bytes=2 * 2**26 * 16, instructions=2**18 * 8 * 10)
     >>> found = predict(copy, GPUS["H200"])
     >>> found.bound, round(1e3 * found.seconds, 3), round(1e3 * found.estimate, 3)
-    ('bytes', 0.447, 0.455)
+    ('bytes', 0.447, 0.468)
     >>> found.resident, found.waves
     (8, 249)
     """
-    latency = _not_negative("latency", latency)
+    latency = _not_negative("latency", gpu.latency if latency is None else latency)
     if launch.tensor and gpu.tensor is None:
         raise ValueError("gpu must have a known rate of its tensor cores, got None.")
     resident = _resident(launch, gpu)
@@ -309,7 +315,7 @@ def predict(launch: Launch, gpu: GPU, *, latency: float = LATENCY) -> Prediction
         tensor=launch.tensor * share * gpu.processors / tensor,
         instructions=seconds(launch.instructions, ISSUED),
         passes=seconds(launch.passes, 1),
-        chain=waves * (launch.trips * latency + launch.cycles / gpu.clock),
+        chain=waves * (launch.trips * latency + (START + launch.cycles) / gpu.clock),
         resident=resident,
         waves=waves,
         in_flight=in_flight,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lesson_code import results
-from lesson_code.gpu import GPUS, LATENCY, Launch, launch_of, predict
+from lesson_code.gpu import GPUS, START, Launch, launch_of, predict
 
 H200 = GPUS["H200"]
 TERMS = ("bytes", "multiply_adds", "special", "tensor", "instructions", "passes", "chain")
@@ -27,7 +27,7 @@ def test_one_block_by_hand() -> None:
         instructions=1600,  # 400 cycles of 4
         passes=500,
         trips=2,  # of 1 microsecond
-        cycles=600,
+        cycles=600 - START,  # 300 ns with the start
     )
     found = predict(launch, gpu, latency=1e-6)
     expected = (4e-9, 50e-9, 100e-9, 150e-9, 200e-9, 250e-9, 2.3e-6)
@@ -68,7 +68,10 @@ def test_waves_and_the_fullest_multiprocessor() -> None:
         return found.waves, found.chain
 
     for blocks, waves in ((1, 1), (3 * 132, 1), (3 * 132 + 1, 2), (9 * 132, 3)):
-        assert chain(blocks) == (waves, pytest.approx(waves * 3 * LATENCY))
+        assert chain(blocks) == (
+            waves,
+            pytest.approx(waves * (3 * H200.latency + START / H200.clock)),
+        )
     # 133 equal blocks on 132 multiprocessors take as long as 264.
     times = [
         predict(Launch(n, 128, bytes=0, instructions=1000 * n), H200).instructions
@@ -78,12 +81,13 @@ def test_waves_and_the_fullest_multiprocessor() -> None:
 
 
 def test_littles_law_and_the_chain_are_one() -> None:
-    # Blocks that do nothing but load: as long as all bytes take at the attainable bandwidth.
+    # Blocks that do nothing but load: as long as all bytes take at the attainable bandwidth, and
+    # a start.
     launch = Launch(132, 64, bytes=132 * 4096 * 768, trips=512)
     found = predict(launch, H200)
     assert found.in_flight == 132 * 4096 * 768 / 512
     assert found.attainable < H200.bandwidth
-    assert found.chain == pytest.approx(launch.bytes / found.attainable)
+    assert found.chain == pytest.approx(launch.bytes / found.attainable + START / H200.clock)
 
 
 def test_the_chapters_kernel() -> None:
@@ -130,7 +134,7 @@ def test_more_is_never_faster(launch, name, data) -> None:
         more = min(more, 99_000)
     after = predict(dataclasses.replace(launch, **{field: more}), gpu)
     assert after.seconds >= found.seconds * (1 - 1e-12)
-    assert predict(launch, gpu, latency=2 * LATENCY).seconds >= found.seconds
+    assert predict(launch, gpu, latency=2 * gpu.latency).seconds >= found.seconds
     faster = gpu._replace(bandwidth=2 * gpu.bandwidth, processors=2 * gpu.processors)
     faster = faster._replace(multiply_adds=2 * gpu.multiply_adds, tensor=2 * gpu.tensor)
     assert predict(launch, faster).seconds <= found.seconds * (1 + 1e-12)
@@ -170,6 +174,7 @@ def test_clocks_are_those_of_the_data_sheets() -> None:
     assert clocks["T4"] == 1.58
     assert clocks["A100"] == clocks["A100 80GB"] == 1.41
     assert clocks["A6000"] == 1.8
+    assert clocks["H100 PCIe"] == 1.75
     assert clocks["H100"] == clocks["H200"] == 1.98
 
 
@@ -204,5 +209,6 @@ def test_published_times() -> None:
 def test_the_first_stream_by_hand() -> None:
     row = results.load("predictions")["rows"][0]
     # One block of 128 threads, one load of 8 bytes each: 2^25 / 128 trips.
-    assert row["bound"] == pytest.approx(2**25 / 128 * LATENCY)
+    v100 = GPUS["V100"]
+    assert row["bound"] == pytest.approx(2**25 / 128 * v100.latency + START / v100.clock)
     assert row["published"] == pytest.approx(8 * 2**25 / 3e9)
