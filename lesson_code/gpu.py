@@ -72,8 +72,8 @@ _VOLTA, _TURING = (64, 2048, 32, 96 * 1024, 0), (64, 1024, 16, 64 * 1024, 0)
 _A100, _GA102 = (64, 2048, 32, 164 * 1024, 1024), (128, 1536, 16, 100 * 1024, 1024)
 _HOPPER = (128, 2048, 32, 228 * 1024, 1024)
 
-# Latencies: cycles at a clock, from github.com/te42kyfo/gpu-benches (cuda-latency, gpu-latency). The
-# next of kin stands in where there is none: V100 for T4, A100 for A6000, H100 PCIe for the later.
+# Latencies: cycles at a clock, from github.com/te42kyfo/gpu-benches, cuda-latency and gpu-latency.
+# The next of kin stands in where there is none: V100 for T4, A100 for A6000, H100 PCIe for the later.
 _V100_TRIP, _A100_TRIP, _H100_TRIP = 436 / 1.38e9, 574 / 1.41e9, 655 / 1.755e9
 
 GPUS = {
