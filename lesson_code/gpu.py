@@ -73,7 +73,7 @@ _A100, _GA102 = (64, 2048, 32, 164 * 1024, 1024), (128, 1536, 16, 100 * 1024, 10
 _HOPPER = (128, 2048, 32, 228 * 1024, 1024)
 
 # Latencies: cycles at a clock, from github.com/te42kyfo/gpu-benches, cuda-latency and gpu-latency.
-# The next of kin stands in where there is none: V100 for T4, A100 for A6000, H100 PCIe for the later.
+# Kin stand in where there is none: V100 for T4, A100 for A6000, H100 PCIe for the later ones.
 _V100_TRIP, _A100_TRIP, _H100_TRIP = 436 / 1.38e9, 574 / 1.41e9, 655 / 1.755e9
 
 GPUS = {
