@@ -3,7 +3,7 @@ r"""How long a CUDA kernel takes on a GPU that need not be there, and what it wa
 A kernel is a :class:`Launch`: blocks, what a block takes of a multiprocessor, what it moves and
 does, and the longest chain of steps that must follow one another. They can be written down by hand,
 or counted by the emulator and scaled up with :func:`launch_of`. :func:`predict` divides each by the
-rate of a :class:`GPU`, and returns the terms by their names:
+rate of a :class:`GPU`, and returns the terms by their names; :eq:`eq-roofline` are the first two:
 
 .. math:: t \ge \max\left(\frac{b}{\beta},\; \max_i \frac{n_i}{\pi_i},\;
    \text{waves} \cdot (r\,\lambda + \text{cycles})\right)
@@ -31,7 +31,7 @@ START = 350  # cycles of a block beside all that it does; see the group "short b
 class GPU(NamedTuple):
     """What a GPU can do at best, and what its multiprocessors hold.
 
-    Attributes
+    Parameters
     ----------
     bandwidth : float
         Bytes a second of the GPU's memory.
@@ -87,14 +87,17 @@ GPUS = {
     "H200": GPU(4.8e12, 67e12 / 2, 989e12 / 2, _H100_TRIP, 132, *_HOPPER),
     "B200": GPU(7.7e12, 75e12 / 2, 2250e12 / 2, _H100_TRIP, 148, *_HOPPER),
 }
-"""GPUs by name: the V100 as a PCIe card, A100, H100, H200 and B200 as modules (SXM)."""
+"""GPUs by name, the V100 as a PCIe card, A100, H100, H200 and B200 as modules (SXM).
+
+:meta hide-value:
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """One launch of a kernel.
 
-    Attributes
+    Parameters
     ----------
     blocks, threads : int
         How many blocks, of how many threads.
@@ -158,7 +161,7 @@ class Launch:
 class Prediction(NamedTuple):
     """Seconds that each reason to wait takes alone, and what they follow from.
 
-    Attributes
+    Parameters
     ----------
     bytes : float
         At the bandwidth of the data sheet.
@@ -200,12 +203,12 @@ class Prediction(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The longest term: the time if everything else hides behind it, and a bound."""
+        """The longest term, a bound; it is the time if everything else hides behind it."""
         return self.terms[self.bound]
 
     @property
     def estimate(self) -> float:
-        """Root of the sum of squares: as long as the longest term where the others are short.
+        """Root of the sum of squares, which is the longest term where the others are short.
 
         Terms of like length get in each other's way, and take 1.4 times as long where two are
         equal. No law says so; `benchmarks/predictions.py` says how well it fits.
@@ -238,7 +241,7 @@ def launch_of(counts: Counted, blocks: int, threads: int, **more: float) -> Laun
     blocks, threads : int
         Of the launch.
     **more
-        What the emulator does not count, or counts otherwise: the other attributes of a
+        What the emulator does not count, or counts otherwise: the other parameters of a
         :class:`Launch`, for the whole launch.
 
     Raises
