@@ -71,6 +71,7 @@ bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/generation.py
 	"$(BIN)"/python benchmarks/registers.py
 	"$(BIN)"/python benchmarks/stalls.py
+	"$(BIN)"/python benchmarks/predictions.py
 	"$(BIN)"/python benchmarks/chapters.py
 
 # Trains the models whose results the book shows: about three hours on one core, of which recall.py takes one. It may be

@@ -43,6 +43,7 @@ SMALL = {
     "heads": ["--quick"],
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
     "needle": ["--quick"],
+    "predictions": ["--groups", "streams", "walks"],
     "pronouns": ["--steps", "3", "--seeds", "0"],
     "readers": ["--readers", "1", "3", "--tokens", "5", "--repeats", "1"],
     "real_models": ["--models", "Qwen3Next", "--length", "70", "--width", "64", "--head", "16"]
@@ -81,7 +82,8 @@ def test_a_script_writes_what_is_committed(name: str, tmp_path: Path) -> None:
 def test_a_result_says_where_it_comes_from(name: str) -> None:
     result = results.load(name)
     assert {"what", "machine", "date", "rows"} <= set(result)
-    assert "seed" in result or name in ("chapters", "exchange", "registers", "stalls")  # no draws
+    no_draws = ("chapters", "exchange", "predictions", "registers", "stalls")
+    assert "seed" in result or name in no_draws
     assert {"device", "threads", "python", "torch"} <= set(result["machine"])
     assert result["rows"]
 

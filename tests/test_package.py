@@ -25,6 +25,7 @@ MODULES = [
         "lesson_code.costs",
         "lesson_code.data.digits",
         "lesson_code.data.tasks",
+        "lesson_code.gpu",
     ),
 ]
 

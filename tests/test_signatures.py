@@ -30,6 +30,7 @@ MODULES = [
     "lesson_code.checks",
     "lesson_code.exercises",
     "lesson_code.costs",
+    "lesson_code.gpu",
     "lesson_code.data.tasks",
     "lesson_code.data.digits",
     "lesson_code.measure",

@@ -21,6 +21,7 @@ import pytest
 
 from lesson_code.cupy import emulator
 from lesson_code.cupy.emulator import _compiler, _records
+from lesson_code.gpu import GPUS, Launch, launch_of, predict
 
 ORDERS = ["forward", "reverse", 0, 1]
 every_order = pytest.mark.parametrize("which", ORDERS)
@@ -379,6 +380,17 @@ def test_lines_of_a_strided_load(module, step, lines, sectors):
     load, store = trace.accesses
     assert (load.line, load.kind, load.bytes, load.passes) == (line("it.data["), "load", 4, lines)
     assert (store.line, store.kind, store.lanes, store.passes) == (line("it.data["), "store", 32, 1)
+
+
+def test_counts_make_a_launch(module):
+    """Two blocks of a sum stand for a million: three lines of 128 bytes each."""
+    a, b, c = np.zeros((3, 64), np.float32)
+    counts = traced(module, "add", 2, 32, a, b, c, np.int32(64)).kernels["add"]
+    launch = launch_of(counts, 10**6, 32, registers=16)
+    assert launch == Launch(10**6, 32, 384e6, passes=3e6, registers=16)
+    found = predict(launch, GPUS["H200"])
+    assert found.bytes == pytest.approx(384e6 / 4.8e12)
+    assert found.resident == 32
 
 
 def test_lines_count_from_the_start_of_the_array(module):
