@@ -88,6 +88,7 @@ train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/lookup.py
 	"$(BIN)"/python benchmarks/tracking.py
 	"$(BIN)"/python benchmarks/needle.py
+	"$(BIN)"/python benchmarks/language.py
 	"$(BIN)"/python benchmarks/conversion.py
 	"$(BIN)"/python benchmarks/digits.py
 	"$(BIN)"/python benchmarks/heads.py

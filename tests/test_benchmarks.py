@@ -42,6 +42,7 @@ SMALL = {
     "habits": ["--calls", "2", "--trials", "1"],
     "heads": ["--quick"],
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
+    "language": ["--quick"],
     "needle": ["--quick"],
     "predictions": ["--groups", "streams", "walks"],
     "pronouns": ["--steps", "3", "--seeds", "0"],
