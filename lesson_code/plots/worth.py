@@ -6,9 +6,6 @@ from lesson_code.plots.colors import BLUE, GRAY, VERMILION
 from lesson_code.plots.lines import beside
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
-# The labels of the best small states cross the dotted line.
-BEHIND = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-
 
 @drawing
 def exchange(points: Mapping[str, tuple[float, float]], yardstick: float) -> BookFigure:
@@ -26,14 +23,14 @@ def exchange(points: Mapping[str, tuple[float, float]], yardstick: float) -> Boo
         beside(left, f"{kept:,}", (kept, row), (4, 0), va="center")
         right.plot([0, share], [row, row], color=GRAY, linewidth=0.8)
         right.plot(share, row, "o", color=color)
-        beside(right, f"{share:.2f}", (share, row), (7, 0), va="center", bbox=BEHIND)
+        beside(right, f"{share:.2f}", (1, row), (9, 0), va="center")
     right.axvline(yardstick, color=GRAY, linestyle=":", linewidth=1.4, zorder=0)
     most = max(kept for kept, _ in points.values())
-    left.set(xlim=(0, 1.3 * most), xlabel="numbers kept")
+    left.set(xlim=(0, 1.4 * most), xlabel="numbers kept")
     left.set_xticks([])
     left.set_yticks(range(len(order)), order)
-    right.set(xlim=(-0.02, 1.18), xlabel="share right of 64")
-    right.set_xticks([0, 0.5, 1])
+    right.set(xlim=(-0.02, 1.25), xlabel="share right of 64")
+    right.set_xticks([0, yardstick, 1], ["0", f"{yardstick:.2f}", "1"])
     for axes in (left, right):
-        axes.grid(visible=False, axis="y")
+        axes.grid(visible=False)
     return figure
