@@ -18,9 +18,12 @@ BILL.value("equal", 128, RIVAL, "a number of tokens").mistakes(
     (32, "A number of the state has four bytes, one of the cache two, not the reverse."),
 )
 TOKEN, STATE, N = 512, 65_536, 1_000_000
-BILL.value("share", (12 * TOKEN * N + 36 * STATE) / (48 * TOKEN * N), SHIP).mistakes(
-    (0.75, "Three layers in four have no cache: that is the share which is saved."),
-    (1 / 3, "One layer in four has a cache, not one for three of all."),
+STATES, CACHES = 36 * STATE, 12 * TOKEN * N
+BILL.value("share", STATES / (STATES + CACHES), SHIP, tolerance=0.05).mistakes(
+    (36 / 48, "That is their share of the layers. By now a cache is much larger than a state."),
+    (STATES / (STATES + 4 * CACHES), "Only twelve of the 48 layers have a cache."),
+    (STATE / (STATE + CACHES), "That is one state. The model has 36."),
+    (STATES / 2 / (STATES / 2 + CACHES), "A number of a state has four bytes, not two."),
 )
 BILL.value("shared", 512, RIVAL, "a number of tokens").mistakes(
     (128, "That is one head with a cache of its own. Here four states stand beside one cache."),

@@ -207,7 +207,7 @@ FIGURES = {
         [1, 0.8, 0.4],
     ),
     "recall.against_law": ([1, 2], [0.9, 0.3], {"a": {"512": ([1, 2], [0.8, 0.2])}}),
-    "worth.exchange": ({"a": (500, 0.4), "b": (600, 0.4), "softmax": (8000, 1.0)},),
+    "worth.exchange": ({"a": (500, 0.4), "b": (600, 0.4), "softmax": (8000, 1.0)}, 0.5),
     "images.raster": (PIXELS[0], 27, 17),
     "images.bins": ([0.3, 0.7], [1.0, 3.5], [0.4, 0.6], np.full(17, 1 / 17)),
     "images.gallery": ({"held out": PIXELS, "drawn": PIXELS}, 17),
