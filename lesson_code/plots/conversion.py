@@ -1,7 +1,6 @@
 """Figures of the chapter on converted models: what layers read before and after."""
 
 from collections.abc import Mapping, Sequence
-from itertools import count
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -45,16 +44,17 @@ def by_age(
 ) -> BookFigure:
     """Recall over the age of a fact, ``panels[title][name]`` (ages,), and a guess as a dotted line.
 
-    No two lines look alike, so that none is taken for the same one in the other panel. Many end at
-    the same height, so their names stand in a list at the right and not at their ends.
+    A name has the same look in all panels. Many lines end at the same height, so their names stand
+    in a list at the right and not at their ends.
     """
     figure, axes = new_figure(1, len(panels), height=2.7 * len(panels), sharex=True)
-    looks = map(look, count())
+    names = dict.fromkeys(name for lines in panels.values() for name in lines)
+    looks = {name: look(index) for index, name in enumerate(names)}
     for panel, (title, lines) in zip(axes[:, 0], panels.items(), strict=True):
         panel.set_title(title, loc="left", fontweight="bold")
         panel.axhline(chance, color=GRAY, linestyle=":", label="a guess")
         for name, recall in lines.items():
-            panel.plot(np.asarray(ages), np.asarray(recall), label=name, **next(looks))
+            panel.plot(np.asarray(ages), np.asarray(recall), label=name, **looks[name])
         panel.set(ylim=(-0.03, 1.05), ylabel="recall")
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=3)
     axes[-1, 0].set_xlabel("tokens since the fact")
