@@ -13,7 +13,8 @@ layer can look a fact up. Each seed trains such a model, and every way converts 
     elu + 1, Taylor        put in the place of softmax; then all parameters train, with elu + 1
     T2R                    relu(W x + b), trained with all other parameters
     weights, outputs       Hedgehog's map, trained alone to match attention weights or the outputs
-                           of the layer; then all parameters, or low-rank changes of q, k, v and output
+                           of the layer; then all parameters, or low-rank changes of the
+                           four projections
     window                 the last tokens by softmax, the others by the state, on one scale
     window, row maximum    the same, where the maximum of a row is subtracted from the scores of the
                            window only, with a learned factor below 1 for each head, as in LoLCATs

@@ -757,7 +757,7 @@ def test_a_swap_loses_recall_and_matching_brings_most_of_it_back() -> None:
     for way in ("weights, all", "outputs, all"):
         assert converted(way, 1, "right").min() > 0.85
         assert (converted(way, 1, "right") > converted("elu + 1", 1, "right")).all()
-        assert (converted(way, -1, "right_in_long") > 0.95).all()
+        assert (converted(way, -1, "right_in_long") > 0.9).all()
 
 
 def test_a_window_alone_and_training_from_scratch_find_less() -> None:
