@@ -10,16 +10,21 @@ without rotation, over an embedding that mixes each token with the three before 
 layer can look a fact up. Each seed trains such a model, and every way converts the same one:
 
     softmax, all           not converted, but trained on for as many steps
-    elu + 1, Taylor        put in the place of softmax; elu + 1 is then trained with all weights
-    T2R                    relu(W x + b), trained with all weights
+    elu + 1, Taylor        put in the place of softmax; then all parameters train, with elu + 1
+    T2R                    relu(W x + b), trained with all other parameters
     weights, outputs       Hedgehog's map, trained alone to match attention weights or the outputs
-                           of the layer; then all weights, or low-rank changes of q, k, v and output
+                           of the layer; then all parameters, or low-rank changes of the
+                           four projections
     window                 the last tokens by softmax, the others by the state, on one scale
     window, row maximum    the same, where the maximum of a row is subtracted from the scores of the
-                           window only, with a learned factor for each head, as in LoLCATs
+                           window only, with a learned factor below 1 for each head, as in LoLCATs
+    window, free factor    the same, where this factor may be any positive number
     window alone           the others not at all
     from scratch           the converted model from random weights, with the steps of the softmax
                            model and of the conversion together
+
+Beside a window Hedgehog's features are divided by sqrt(2 D). Their product is a sum of 2 D
+exponentials, and so a token of no score weighs about as much in the state as e^0 in the window.
 
 All conversions have as many steps in all. While maps are matched, each layer reads what the softmax
 model has at this place. Each stage takes the best of three step sizes for a seed that is used for
@@ -54,7 +59,7 @@ from lesson_code.data import facts
 
 # All that a result depends on. A change of anything else that matters raises the version.
 SETTINGS = {
-    "version": 1,
+    "version": 2,
     "width": 64,
     "heads": 4,
     "layers": 2,
@@ -64,7 +69,7 @@ SETTINGS = {
     "stage": 100,  # steps of each of two stages
     "rank": 4,
     "window": 8,
-    "factor": 0.1,  # of the window, at first, beside a row maximum
+    "factor": 0.1,  # of the window, at first, after a row maximum
     "rates": {
         "softmax": [3e-3, 1e-2, 3e-2],
         "scratch": [3e-3, 1e-2, 3e-2],
@@ -97,6 +102,7 @@ WAYS = {
     "outputs, low rank": ("hedgehog", "", ["outputs", "low rank"]),
     "window": ("hedgehog", "window", ["outputs", "low rank"]),
     "window, row maximum": ("hedgehog", "row maximum", ["outputs", "low rank"]),
+    "window, free factor": ("hedgehog", "free factor", ["outputs", "low rank"]),
     "window alone": ("none", "window", ["low rank", "low rank"]),
     "from scratch": ("hedgehog", "", ["scratch"]),
 }
@@ -138,13 +144,16 @@ class Attention(nn.Module):
         if kind == "hedgehog":
             self.W = nn.Parameter(0.5 * torch.eye(D).repeat(H, 1, 1))
             self.b = nn.Parameter(torch.zeros(H, D))
+        g = settings["factor"]
         if beside == "row maximum":
-            g = settings["factor"]
             self.factor = nn.Parameter(torch.full((H, 1, 1), math.log(g / (1 - g))))
+        if beside == "free factor":
+            self.factor = nn.Parameter(torch.full((H, 1, 1), math.log(g)))
 
     def phi(self, x):
         if self.kind == "hedgehog":
-            return lt.hedgehog(x.shape[-1], weight=self.W, bias=self.b)(x)
+            y = lt.hedgehog(x.shape[-1], weight=self.W, bias=self.b)(x)
+            return y / y.shape[-1] ** 0.5 if self.beside else y  # without a window it cancels
         if self.kind == "relu":
             return relu(x @ self.W.mT + self.b[:, None])
         return lt.elu_plus_one(x) if self.kind == "elu + 1" else self.taylor(x)
@@ -166,10 +175,11 @@ class Attention(nn.Module):
             near = near.triu(1 - self.window)
             near_scores = scores.masked_fill(~near, -math.inf)
             m = near_scores.amax(-1, keepdim=True)
-            if self.beside == "row maximum":
-                A = torch.where(near, self.factor.sigmoid() * (near_scores - m).exp(), A)
-            else:  # both parts are divided by e^m
+            if self.beside == "window":  # both parts are divided by e^m
                 A = torch.where(near, (near_scores - m).exp(), A * (-m).exp())
+            else:
+                g = self.factor.sigmoid() if self.beside == "row maximum" else self.factor.exp()
+                A = torch.where(near, g * (near_scores - m).exp(), A)
         return A / A.sum(-1, keepdim=True).clamp(min=1e-6)
 
     def read(self, weights, x):
@@ -240,7 +250,7 @@ def trained_parameters(model, stage, settings):
                     setattr(mixer, name, LowRank(linear, settings["rank"]))
         return [x for name, x in model.named_parameters() if name.endswith((".down", ".up"))]
     return [x for mixer in mixers for x in (mixer.W, mixer.b)] + [
-        mixer.factor for mixer in mixers if mixer.beside == "row maximum"
+        mixer.factor for mixer in mixers if hasattr(mixer, "factor")
     ]
 
 

@@ -767,3 +767,10 @@ def test_a_window_alone_and_training_from_scratch_find_less() -> None:
     assert converted("window alone", -1, "right").max() < 0.4
     assert converted("from scratch", -1, "right").max() < 0.7
     assert (converted("window", -1, "right") > converted("window alone", -1, "right") + 0.5).all()
+
+
+def test_a_row_maximum_loses_recent_facts_whatever_its_factor() -> None:
+    window = converted("window", -1, "recall")[:, 0]
+    for way in ("window, row maximum", "window, free factor"):
+        assert (converted(way, -1, "right") < converted("window", -1, "right") - 0.07).all()
+        assert (converted(way, -1, "recall")[:, 0] < window - 0.1).all()

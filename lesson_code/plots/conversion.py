@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.cells import rectangle
-from lesson_code.plots.colors import VERMILION
+from lesson_code.plots.colors import GRAY, VERMILION, look
 from lesson_code.plots.matrices import draw_causal
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
@@ -35,4 +35,27 @@ def reading(
     for panel in axes[:, 0]:
         panel.tick_params(labelleft=True, pad=1)
         panel.set_ylabel("query")
+    return figure
+
+
+@drawing
+def by_age(
+    ages: ArrayLike, panels: Mapping[str, Mapping[str, ArrayLike]], chance: float
+) -> BookFigure:
+    """Recall over the age of a fact, ``panels[title][name]`` (ages,), and a guess as a dotted line.
+
+    A name has the same look in all panels. Many lines end at the same height, so their names stand
+    in a list at the right and not at their ends.
+    """
+    figure, axes = new_figure(1, len(panels), height=2.7 * len(panels), sharex=True)
+    names = dict.fromkeys(name for lines in panels.values() for name in lines)
+    looks = {name: look(index) for index, name in enumerate(names)}
+    for panel, (title, lines) in zip(axes[:, 0], panels.items(), strict=True):
+        panel.set_title(title, loc="left", fontweight="bold")
+        panel.axhline(chance, color=GRAY, linestyle=":", label="a guess")
+        for name, recall in lines.items():
+            panel.plot(np.asarray(ages), np.asarray(recall), label=name, **looks[name])
+        panel.set(ylim=(-0.03, 1.05), ylabel="recall")
+        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=3)
+    axes[-1, 0].set_xlabel("tokens since the fact")
     return figure

@@ -165,6 +165,7 @@ FIGURES = {
         "one two . one two . six ten".split(),
         [(3, 1)],
     ),
+    "conversion.by_age": ([8, 24], {"a": {"x": GO[0], "y": GO[1]}, "b": {"z": GO[0]}}, 0.1),
     "delta.rewritten": ({"first": [1, np.nan], "second": [np.nan, 2]}, {"a": K[:2], "b": K[1:]}),
     "delta.many_keys": ([8, 16], {"one": [[1, 0.9], [1, 0.8]], "two": [[0.5, 0.1]]}),
     "delta.projections": (K, [1.0, 2.0, 2.0], [1.0, 1.0, 0.5]),
