@@ -45,16 +45,14 @@ template <int WIDTH> struct Tile {
 
 // Adds up sums[t], for each t, over 16 neighbors; number t of them receives that of t. In each of
 // four steps neighbors give each other the half of their sums that the other one will keep.
-__device__ __forceinline__ float sum_of_parts(float (&sums)[LENGTH]) {
+template <int HALF = PARTS / 2> __device__ __forceinline__ float sum_of_parts(float (&sums)[LENGTH]) {
+    const bool upper = threadIdx.x & HALF;
 #pragma unroll
-    for (int half = PARTS / 2; half > 0; half /= 2) {
-        const bool upper = threadIdx.x & half;
-#pragma unroll
-        for (int t = 0; t < half; t++) {
-            const float keep = upper ? sums[t + half] : sums[t], give = upper ? sums[t] : sums[t + half];
-            sums[t] = keep + __shfl_xor_sync(~0u, give, half);
-        }
+    for (int t = 0; t < HALF; t++) {
+        const float keep = upper ? sums[t + HALF] : sums[t], give = upper ? sums[t] : sums[t + HALF];
+        sums[t] = keep + __shfl_xor_sync(~0u, give, HALF);
     }
+    if constexpr (HALF > 1) return sum_of_parts<HALF / 2>(sums);
     return sums[0];
 }
 
@@ -97,7 +95,7 @@ struct ForwardTiles {
 };
 
 // A block has COLUMNS columns of the values. With `lag` 1 a token's decay is that of the token before it.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay,
         Rows<SCALAR> out, const float* bonus, const float* initial, float* last, int N, int lag) {
     constexpr int OWN = FEATURES / PARTS, WIDE = COLUMNS / LENGTH;
@@ -136,7 +134,6 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
         some_logs.store(at.logs);
         some_values.store(at.values);
         __syncthreads();
-        ask(start + LENGTH);
 
         // How much each token sees of the key of token `row`; and that key, faded until the chunk's end.
         float sums[LENGTH] = {}, left[LENGTH], to_end = 0.0f;
@@ -178,16 +175,17 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
 #pragma unroll
         for (int x = 0; x < WIDE; x++) at.results[part][x * LENGTH + row] = sum_of_parts(outputs[x]);
 
+        ask(start + LENGTH);
 #pragma unroll
-        for (int n = 0; n < OWN; n++) {
-            const int c = n * PARTS + part;
+        for (int n = 0; n < OWN; n++)
 #pragma unroll
-            for (int x = 0; x < WIDE; x++) state[n][x] *= at.totals[c];
+            for (int x = 0; x < WIDE; x++) state[n][x] *= at.totals[n * PARTS + part];
+        for (int t = 0; t < LENGTH; t++)
 #pragma unroll
-            for (int t = 0; t < LENGTH; t++)
+            for (int n = 0; n < OWN; n++)
 #pragma unroll
-                for (int x = 0; x < WIDE; x++) state[n][x] += at.keys[t][c] * at.values[t][x * LENGTH + row];
-        }
+                for (int x = 0; x < WIDE; x++)
+                    state[n][x] += at.keys[t][n * PARTS + part] * at.values[t][x * LENGTH + row];
         __syncthreads();
 
         for (int i = threadIdx.x; i < LENGTH * COLUMNS; i += THREADS) {
@@ -225,7 +223,7 @@ constexpr int CHANNELS = 16, OWN_COLUMNS = VALUES / PARTS;
 constexpr int LOGS = PER_CHANNEL ? CHANNELS : 1;
 
 // One block for each head and each 16 channels: the state before each chunk.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 chunk_starts(Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay, const float* initial,
              float* starts, int N) {
     __shared__ float keys[LENGTH][CHANNELS + 1], logs[LENGTH][LOGS], values[LENGTH][pitch(VALUES)];
@@ -267,21 +265,20 @@ chunk_starts(Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_dec
         __syncthreads();
         const float total = decay(logs, row, 0, LENGTH);
 #pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) {
-            state[n] *= total;
+        for (int n = 0; n < OWN_COLUMNS; n++) state[n] *= total;
+        for (int t = 0; t < LENGTH; t++)
 #pragma unroll
-            for (int t = 0; t < LENGTH; t++) state[n] += keys[t][row] * values[t][n * PARTS + part];
-        }
+            for (int n = 0; n < OWN_COLUMNS; n++) state[n] += keys[t][row] * values[t][n * PARTS + part];
         __syncthreads();
     }
 }
 
 // One block for each head and each 16 channels. The gradient of one decay for all channels is a sum over
 // channels: grad_log has then one number for each block and token.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v,
-         Rows<const LOG> log_decay, Rows<SCALAR> grad_q, Rows<SCALAR> grad_k, Rows<GRAD_LOG> grad_log,
-         const float* bonus, float* grad_bonus, const float* starts, const float* grad_last, float* grad_initial, int N) {
+         Rows<const LOG> log_decay, const float* bonus, const float* starts, const float* grad_last, SCALAR* grad_q,
+         SCALAR* grad_k, GRAD_LOG* grad_log, float* grad_bonus, float* grad_initial, int N) {
     __shared__ float queries[LENGTH][CHANNELS + 1], keys[LENGTH][CHANNELS + 1], logs[LENGTH][LOGS];
     __shared__ float values[LENGTH][pitch(VALUES)], grads[LENGTH][pitch(VALUES)];
     __shared__ float since_start[LENGTH][CHANNELS + 1], to_end[LENGTH][CHANNELS + 1], pairs[LENGTH][LENGTH + 1];
@@ -292,7 +289,6 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
     const int chunks = (N + LENGTH - 1) / LENGTH;
     grad = grad.of_head(head), q = q.of_head(head), k = k.of_head(head), v = v.of_head(head);
     log_decay = log_decay.of_head(head);
-    grad_q = grad_q.of_head(head), grad_k = grad_k.of_head(head), grad_log = grad_log.of_head(head);
 
     float later[OWN_COLUMNS];  // G, as the state in chunk_starts
 #pragma unroll
@@ -306,7 +302,6 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
     Tile<CHANNELS> some_queries, some_keys;
     Tile<LOGS> some_logs;
     Tile<VALUES> some_values, some_grads;
-    float some_state[OWN_COLUMNS];
     const auto ask = [&](int chunk) {
         const int start = chunk * LENGTH, end = chunk < 0 ? 0 : N;
         some_queries.ask(q, start, end, first);
@@ -314,25 +309,22 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
         some_logs.ask(log_decay, start, end, PER_CHANNEL ? first : 0);
         some_values.ask(v, start, end, 0);
         some_grads.ask(grad, start, end, 0);
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) {
-            const int m = n * PARTS + part;
-            const bool known = chunk >= 0 && channel < features && m < columns;
-            some_state[n] = known ? starts[((head * chunks + chunk) * features + channel) * columns + m] : 0.0f;
-        }
     };
     ask(chunks - 1);
     for (int chunk = chunks - 1; chunk >= 0; chunk--) {
-        float state[OWN_COLUMNS];
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) state[n] = some_state[n];
         some_queries.store(queries);
         some_keys.store(keys);
         some_logs.store(logs);
         some_values.store(values);
         some_grads.store(grads);
         __syncthreads();
-        ask(chunk - 1);
+        float state[OWN_COLUMNS];  // before the chunk
+#pragma unroll
+        for (int n = 0; n < OWN_COLUMNS; n++) {
+            const int m = n * PARTS + part;
+            const bool known = channel < features && m < columns;
+            state[n] = known ? starts[((head * chunks + chunk) * features + channel) * columns + m] : 0.0f;
+        }
 
         // The row is a token: do_i^T v_row for all tokens i, and the decays of channel `part`.
         float sums[LENGTH] = {};
@@ -344,25 +336,31 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
         to_end[row][part] = decay(logs, part, row + 1, LENGTH);
         __syncthreads();
 
-        // From here on the row is a channel. What its tokens have to do with earlier and later chunks:
-        const float total = decay(logs, row, 0, LENGTH);
-        float dq[LENGTH], dk[LENGTH], dg[LENGTH], through = 0.0f;
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) through += total * state[n] * later[n];
+        // From here on the row is a channel. What later chunks read of its tokens:
+        float dk[LENGTH] = {}, dq[LENGTH] = {}, dg[LENGTH], until = 0.0f;
 #pragma unroll
         for (int t = 0; t < LENGTH; t++) {
-            dq[t] = dk[t] = 0.0f;
 #pragma unroll
-            for (int n = 0; n < OWN_COLUMNS; n++) {
-                dq[t] += state[n] * grads[t][n * PARTS + part];
-                dk[t] += later[n] * values[t][n * PARTS + part];
-            }
-            dq[t] *= since_start[t][row], dk[t] *= to_end[t][row];
-            dg[t] = through;  // what later chunks have read of earlier ones,
-            through += keys[t][row] * dk[t];  // and of the tokens before t
+            for (int n = 0; n < OWN_COLUMNS; n++) dk[t] += later[n] * values[t][n * PARTS + part];
+            dk[t] *= to_end[t][row];
+            dg[t] = until;
+            until += keys[t][row] * dk[t];
         }
-        // What its tokens have read of token `part`, and, from the last token on, what both gave to dg.
-        float left[LENGTH], near_dk = 0.0f, of_start = 0.0f, of_part = 0.0f;
+        results[0][part][row] = sum_of_parts(dk);
+
+        // What its tokens, and those of later chunks, read of what was before, and of token `part`; the
+        // last token first, as dg_t has the reads from t on.
+        const float total = decay(logs, row, 0, LENGTH);
+        float of_start = 0.0f, of_part = 0.0f, near_dk = 0.0f;
+#pragma unroll
+        for (int n = 0; n < OWN_COLUMNS; n++) of_start += total * state[n] * later[n];
+#pragma unroll
+        for (int t = 0; t < LENGTH; t++) {
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++) dq[t] += state[n] * grads[t][n * PARTS + part];
+            dq[t] *= since_start[t][row];
+        }
+        float left[LENGTH];
         fade(left, logs, row, part, own);
         const float key = keys[part][row];
 #pragma unroll
@@ -375,30 +373,33 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
             dq[t] += weight * key;
             near_dk += weight * query;
         }
-        if (BONUS) own_gradient += queries[part][row] * key * pairs[part][part];
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) {
-            later[n] *= total;
-#pragma unroll
-            for (int t = 0; t < LENGTH; t++)
-                later[n] += queries[t][row] * since_start[t][row] * grads[t][n * PARTS + part];
-        }
-        results[0][part][row] = sum_of_parts(dq);
-        results[1][part][row] = sum_of_parts(dk) + near_dk;
+        results[0][part][row] += near_dk;
+        results[1][part][row] = sum_of_parts(dq);
         results[2][part][row] = sum_of_parts(dg);
+        if (BONUS) own_gradient += queries[part][row] * key * pairs[part][part];
+
+        ask(chunk - 1);
+#pragma unroll
+        for (int n = 0; n < OWN_COLUMNS; n++) later[n] *= total;
+        for (int t = 0; t < LENGTH; t++) {
+            const float query = queries[t][row] * since_start[t][row];
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++) later[n] += query * grads[t][n * PARTS + part];
+        }
         __syncthreads();
 
         // The row is a token again, so that neighbors write neighboring channels.
         const int t = chunk * LENGTH + row, c = first + part;
+        const long long token = head * N + t;
         if (t < N && c < features) {
-            grad_q.row(t)[c] = from_float<SCALAR>(results[0][row][part]);
-            grad_k.row(t)[c] = from_float<SCALAR>(results[1][row][part]);
-            if (PER_CHANNEL) grad_log.row(t)[c] = from_float<GRAD_LOG>(results[2][row][part]);
+            grad_k[token * features + c] = from_float<SCALAR>(results[0][row][part]);
+            grad_q[token * features + c] = from_float<SCALAR>(results[1][row][part]);
+            if (PER_CHANNEL) grad_log[token * features + c] = from_float<GRAD_LOG>(results[2][row][part]);
         }
         if (!PER_CHANNEL) {
             float sum = results[2][row][part];
             for (int lanes = 1; lanes < PARTS; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-            if (t < N && part == 0) grad_log.row(t)[blockIdx.y] = from_float<GRAD_LOG>(sum);
+            if (t < N && part == 0) grad_log[token * gridDim.y + blockIdx.y] = from_float<GRAD_LOG>(sum);
         }
     }
 

@@ -187,14 +187,13 @@ def backward(grad, grad_last, q, k, v, log_decay, bonus, initial):
         chunks = -(-N // LENGTH)
         starts = _arrays.empty((*leading, chunks, D, M), "float32", k)
         inputs = [_arrays.rows(x, leading) for x in (grad, q, k, v, log_decay)]
-        outputs = [_arrays.rows(x, leading) for x in (dq, dk, d_log)]
         bonus, initial = _floats(bonus, (*leading, D)), _floats(initial, (*leading, D, M))
         grid = (math.prod(leading), tiles)
         arguments = (*inputs[2:], initial, starts, N)
         _kernels.run("decay.cu", macros, "chunk_starts", grid, THREADS, *arguments)
         grad_last = _floats(grad_last, (*leading, D, M))
-        states = (bonus, d_bonus, starts, grad_last, d_initial)
-        arguments = (*inputs, *outputs, *states, N)
+        gradients = (dq, dk, d_log, d_bonus, d_initial)
+        arguments = (*inputs, bonus, starts, grad_last, *gradients, N)
         _kernels.run("decay.cu", macros, "backward", grid, THREADS, *arguments)
     return dq, dk, dv, d_log, d_bonus, d_initial
 
