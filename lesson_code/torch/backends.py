@@ -23,5 +23,7 @@ def decaying_scan(
     """Outputs and the last state by :func:`lesson_code.cupy.decaying_scan`."""
     from lesson_code.cupy import decaying_scan
 
-    options = {"initial_state": initial_state, "return_state": True, "device": q.device.type}
-    return decaying_scan(q, k, v, log_decay, bonus, **options)
+    return decaying_scan(
+        q, k, v, log_decay, bonus,
+        initial_state=initial_state, return_state=True, device=q.device.type,
+    )  # fmt: skip

@@ -404,7 +404,12 @@ WIDE = np.ones((20, 257), np.float32)
         ((X, X[:, :3], X, G), {}, ValueError, r"k must have shape \(..., N, D\)"),
         ((X, X, X, G, X[0, :3]), {}, ValueError, r"bonus must have shape \(..., D\), \(..., 4\), "),
         ((X, X, WIDE, G), {}, ValueError, "v must be at most 256 wide, got 257"),
-        ((X, X, X, G), {"initial_state": X}, ValueError, r"initial_state must .*\(..., 4, 4\), got"),
+        (
+            (X, X, X, G),
+            {"initial_state": X},
+            ValueError,
+            r"initial_state must .*\(..., 4, 4\), got",
+        ),
         ((X, X, X, G), {"return_state": 1}, TypeError, "return_state must be True or False, got 1"),
         ((X, X, X, G), {"device": "gpu"}, ValueError, "device must be 'cuda' or 'cpu', got 'gpu'"),
     ],

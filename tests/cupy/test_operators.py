@@ -214,7 +214,8 @@ for N, D, G in ((0, 3, 2), (1, 1, 1), (7, 33, 2), (8, 5, 3), (13, 31, 1), (16, 2
 for N, D, M in ((0, 3, 2), (1, 1, 1), (17, 33, 5)):
     q, k = rng.normal(size=(2, 2, N, D)).astype("float16")
     v, S = rng.normal(size=(2, N, M)).astype("float16"), np.ones((2, D, M), "float32")
-    for g, u in ((-np.ones((2, N, D), "float32"), S[..., 0]), (-np.ones((2, N, 1), "float32"), None)):
+    for width, u in ((D, S[..., 0]), (1, None)):
+        g = -np.ones((2, N, width), "float32")
         decay.forward(q, k, v, g, u, S)
         decay.backward(v, S, q, k, v, g, u, S)
 print("clean")
