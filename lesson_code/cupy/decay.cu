@@ -16,7 +16,8 @@ constexpr int PARTS = LENGTH;  // of a sum; see sum_of_parts
 constexpr int THREADS = LENGTH * PARTS;
 constexpr int DECAYS = PER_CHANNEL ? FEATURES : 1;
 
-// Where half a warp reads one row and the other half the next, these lie in different banks.
+// The two halves of a warp have neighboring rows r. Where they read 16 numbers each of rows r, these
+// lie in different banks; and so they do in tiles that are 2 wider than 16, for columns r of 16 rows.
 constexpr int pitch(int width) { return width % 32 ? width : width + 16; }
 
 // LENGTH rows on their way from memory, in registers. They are asked for one chunk ahead, so that
@@ -73,7 +74,7 @@ __device__ __forceinline__ float fade(float (&left)[LENGTH], const float (&logs)
     float log = 0.0f;
 #pragma unroll
     for (int t = 0; t < LENGTH; t++) {
-        const float g = t > j ? logs[t][PER_CHANNEL ? channel : 0] : 0.0f;
+        const float any = logs[t][PER_CHANNEL ? channel : 0], g = t > j ? any : 0.0f;
         if (!BONUS) log += g;
         left[t] = t > j ? expf(log) : t == j ? own : 0.0f;
         if (BONUS) log += g;
@@ -90,8 +91,8 @@ __device__ __forceinline__ float fade(float (&left)[LENGTH], const float (&logs)
 
 struct ForwardTiles {
     float queries[LENGTH][pitch(FEATURES)], keys[LENGTH][pitch(FEATURES)], logs[LENGTH][DECAYS];
-    float values[LENGTH][COLUMNS + 1], results[LENGTH][COLUMNS + 1];
-    float scores[LENGTH][LENGTH + 1], totals[FEATURES];
+    float values[LENGTH][COLUMNS + 2], results[LENGTH][COLUMNS + 2];
+    float scores[LENGTH][LENGTH + 2], totals[FEATURES];
 };
 
 // A block has COLUMNS columns of the values. With `lag` 1 a token's decay is that of the token before it.
@@ -158,12 +159,15 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
         __syncthreads();
 
         // The outputs of column `row`, `row` + 16, ...: what is seen of token `part`, and of the state.
-        float outputs[WIDE][LENGTH];
+        float outputs[WIDE][LENGTH], some[WIDE];
 #pragma unroll
-        for (int x = 0; x < WIDE; x++)
+        for (int x = 0; x < WIDE; x++) some[x] = at.values[part][x * LENGTH + row];
 #pragma unroll
-            for (int i = 0; i < LENGTH; i++)
-                outputs[x][i] = part <= i ? at.scores[i][part] * at.values[part][x * LENGTH + row] : 0.0f;
+        for (int i = 0; i < LENGTH; i++) {
+            const float score = at.scores[i][part];
+#pragma unroll
+            for (int x = 0; x < WIDE; x++) outputs[x][i] = part <= i ? score * some[x] : 0.0f;
+        }
 #pragma unroll
         for (int n = 0; n < OWN; n++)
 #pragma unroll
@@ -180,12 +184,16 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
         for (int n = 0; n < OWN; n++)
 #pragma unroll
             for (int x = 0; x < WIDE; x++) state[n][x] *= at.totals[n * PARTS + part];
-        for (int t = 0; t < LENGTH; t++)
+        for (int t = 0; t < LENGTH; t++) {
 #pragma unroll
-            for (int n = 0; n < OWN; n++)
+            for (int x = 0; x < WIDE; x++) some[x] = at.values[t][x * LENGTH + row];
 #pragma unroll
-                for (int x = 0; x < WIDE; x++)
-                    state[n][x] += at.keys[t][n * PARTS + part] * at.values[t][x * LENGTH + row];
+            for (int n = 0; n < OWN; n++) {
+                const float key = at.keys[t][n * PARTS + part];
+#pragma unroll
+                for (int x = 0; x < WIDE; x++) state[n][x] += key * some[x];
+            }
+        }
         __syncthreads();
 
         for (int i = threadIdx.x; i < LENGTH * COLUMNS; i += THREADS) {
@@ -226,7 +234,7 @@ constexpr int LOGS = PER_CHANNEL ? CHANNELS : 1;
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 chunk_starts(Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay, const float* initial,
              float* starts, int N) {
-    __shared__ float keys[LENGTH][CHANNELS + 1], logs[LENGTH][LOGS], values[LENGTH][pitch(VALUES)];
+    __shared__ float keys[LENGTH][CHANNELS + 2], logs[LENGTH][LOGS], values[LENGTH][pitch(VALUES)];
     const long long head = blockIdx.x;
     const int first = blockIdx.y * CHANNELS, features = k.width, columns = v.width;
     const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS, channel = first + row;
@@ -279,10 +287,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v,
          Rows<const LOG> log_decay, const float* bonus, const float* starts, const float* grad_last, SCALAR* grad_q,
          SCALAR* grad_k, GRAD_LOG* grad_log, float* grad_bonus, float* grad_initial, int N) {
-    __shared__ float queries[LENGTH][CHANNELS + 1], keys[LENGTH][CHANNELS + 1], logs[LENGTH][LOGS];
+    __shared__ float queries[LENGTH][CHANNELS + 2], keys[LENGTH][CHANNELS + 2], logs[LENGTH][LOGS];
     __shared__ float values[LENGTH][pitch(VALUES)], grads[LENGTH][pitch(VALUES)];
-    __shared__ float since_start[LENGTH][CHANNELS + 1], to_end[LENGTH][CHANNELS + 1], pairs[LENGTH][LENGTH + 1];
-    __shared__ float results[3][LENGTH][CHANNELS + 1];
+    __shared__ float since_start[LENGTH][CHANNELS + 2], to_end[LENGTH][CHANNELS + 2], pairs[LENGTH][LENGTH + 2];
+    __shared__ float results[3][LENGTH][CHANNELS + 2];
     const long long head = blockIdx.x;
     const int first = blockIdx.y * CHANNELS, features = k.width, columns = v.width;
     const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS, channel = first + row;
@@ -354,17 +362,14 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
         float of_start = 0.0f, of_part = 0.0f, near_dk = 0.0f;
 #pragma unroll
         for (int n = 0; n < OWN_COLUMNS; n++) of_start += total * state[n] * later[n];
-#pragma unroll
-        for (int t = 0; t < LENGTH; t++) {
-#pragma unroll
-            for (int n = 0; n < OWN_COLUMNS; n++) dq[t] += state[n] * grads[t][n * PARTS + part];
-            dq[t] *= since_start[t][row];
-        }
         float left[LENGTH];
         fade(left, logs, row, part, own);
         const float key = keys[part][row];
 #pragma unroll
         for (int t = LENGTH - 1; t >= 0; t--) {
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++) dq[t] += state[n] * grads[t][n * PARTS + part];
+            dq[t] *= since_start[t][row];
             const float query = queries[t][row], weight = t >= part ? pairs[t][part] * left[t] : 0.0f;
             if (BONUS) dg[t] += of_start + (t > part ? of_part : 0.0f);
             of_start += query * dq[t];

@@ -228,5 +228,5 @@ def _shared_bytes(macros) -> int:
     """Of ForwardTiles in decay.cu."""
     features, columns = macros["FEATURES"], macros["COLUMNS"]
     pitch = features if features % 32 else features + 16
-    rows = 2 * pitch + (features if macros["PER_CHANNEL"] else 1) + 2 * (columns + 1) + LENGTH + 1
+    rows = 2 * pitch + (features if macros["PER_CHANNEL"] else 1) + 2 * (columns + 2) + LENGTH + 2
     return 4 * (LENGTH * rows + features)
