@@ -92,10 +92,11 @@ __device__ __forceinline__ float fade(float (&left)[LENGTH], const float (&logs)
 struct ForwardTiles {
     float queries[LENGTH][pitch(FEATURES)], keys[LENGTH][pitch(FEATURES)], logs[LENGTH][DECAYS];
     float values[LENGTH][COLUMNS + 2], results[LENGTH][COLUMNS + 2];
-    float scores[LENGTH][LENGTH + 2], totals[FEATURES];
+    float scores[LENGTH][LENGTH + 2], totals[FEATURES], own[FEATURES];
 };
 
-// A block has COLUMNS columns of the values. With `lag` 1 a token's decay is that of the token before it.
+// One block for each head and COLUMNS columns of the values. With `lag` 1 a token fades the memory by the
+// decay of the token before it.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay,
         Rows<SCALAR> out, const float* bonus, const float* initial, float* last, int N, int lag) {
@@ -119,6 +120,10 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
             state[n][x] = known ? initial[(head * features + c) * columns + m] : 0.0f;
         }
 
+    // What a token sees of itself.
+    for (int c = threadIdx.x; c < FEATURES; c += THREADS)
+        at.own[c] = BONUS ? c < features ? bonus[head * features + c] : 0.0f : 1.0f;
+
     Tile<FEATURES> some_queries, some_keys;
     Tile<DECAYS> some_logs;
     Tile<COLUMNS> some_values;
@@ -139,8 +144,7 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
         // How much each token sees of the key of token `row`; and that key, faded until the chunk's end.
         float sums[LENGTH] = {}, left[LENGTH], to_end = 0.0f;
         for (int c = part; c < FEATURES; c += PARTS) {
-            const float own = BONUS ? c < features ? bonus[head * features + c] : 0.0f : 1.0f;
-            if (PER_CHANNEL || BONUS || c == part) to_end = fade(left, at.logs, c, row, own);
+            if (PER_CHANNEL || BONUS || c == part) to_end = fade(left, at.logs, c, row, at.own[c]);
             const float key = at.keys[row][c];
 #pragma unroll
             for (int i = 0; i < LENGTH; i++) sums[i] += at.queries[i][c] * key * left[i];

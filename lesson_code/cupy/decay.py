@@ -229,4 +229,4 @@ def _shared_bytes(macros) -> int:
     features, columns = macros["FEATURES"], macros["COLUMNS"]
     pitch = features if features % 32 else features + 16
     rows = 2 * pitch + (features if macros["PER_CHANNEL"] else 1) + 2 * (columns + 2) + LENGTH + 2
-    return 4 * (LENGTH * rows + features)
+    return 4 * (LENGTH * rows + 2 * features)

@@ -291,31 +291,33 @@ def test_once_differentiable():
 # ---- Bytes, threads and barriers. ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["head", "channel"])
+@every_kind
 def test_bytes(kind):
     """By hand, for one head with 2 chunks of tokens, 2 blocks of channels and one of columns."""
     N, D, M = 32, 32, 48
-    q, k, v, g, _, S = draw(kind, N, D, M, leading=(1,))
+    q, k, v, g, u, S = draw(kind, N, D, M, leading=(1,))
     decays, chunks, tiles = g.shape[-1], N // LENGTH, D // 16
     with emulator.trace() as counted:
-        on_cpu(q, k, v, g, initial_state=S)
+        on_cpu(q, k, v, g, u, initial_state=S)
     (counts,) = counted.kernels.values()
-    # Every number of q, k, v and g once, every output once; the state comes and goes.
-    assert counts.global_load_bytes == 4 * (N * (2 * D + M + decays) + D * M)
+    # Every number of q, k, v, g and u once, every output once; the state comes and goes.
+    own = D * (kind == "bonus")
+    assert counts.global_load_bytes == 4 * (N * (2 * D + M + decays) + D * M + own)
     assert counts.global_store_bytes == 4 * (N * M + D * M)
     assert counts.barriers == 4 * chunks
 
     with emulator.trace() as counted:
-        backward(v, S, q, k, v, g, None, S)
+        backward(v, S, q, k, v, g, u, S)
     starts, walk = counted.kernels["chunk_starts"], counted.kernels["backward"]
     # A block for 16 channels reads v, and the gradients, for itself; so does it one decay for all.
     shared = tiles if kind == "head" else 1
     assert starts.global_load_bytes == 4 * (N * (D + tiles * M + shared * decays) + D * M)
     assert starts.global_store_bytes == 4 * chunks * D * M
     read = N * (2 * D + 2 * tiles * M + shared * decays)
-    assert walk.global_load_bytes == 4 * (read + chunks * D * M + D * M)
+    own_16 = 16 * own  # each of the threads that share a channel reads it
+    assert walk.global_load_bytes == 4 * (read + chunks * D * M + D * M + own_16)
     grad_logs = tiles if kind == "head" else D
-    assert walk.global_store_bytes == 4 * (N * (2 * D + grad_logs) + D * M)
+    assert walk.global_store_bytes == 4 * (N * (2 * D + grad_logs) + D * M + own)
     assert starts.barriers == walk.barriers == 3 * chunks * tiles
     assert walk.sector_efficiency > 0.9 and starts.sector_efficiency > 0.9
 
