@@ -8,7 +8,7 @@ be compared line by line:
 ``lesson_code.torch``
     The same on PyTorch: any device, differentiable, fast, with modules to train and decode.
 ``lesson_code.cupy``
-    Linear attention and WKV as CUDA kernels, which also run, and can be counted, without a GPU.
+    Linear attention, decay and WKV as CUDA kernels, which also run without a GPU, and are counted.
 
 ``import lesson_code`` itself imports nothing else.
 """

@@ -1,4 +1,4 @@
-"""Linear attention and WKV as CUDA kernels, started by CuPy, and run without a GPU as well.
+"""Linear attention, decay and WKV as CUDA kernels, started by CuPy, and run without a GPU as well.
 
 **Arrays.** The functions take CuPy arrays or CUDA torch tensors, all of one kind and one dtype:
 float32, float16 or bfloat16; float64 is refused. Sums are kept in float32, and states are float32;
@@ -24,7 +24,8 @@ values that do not fit; ImportError where CuPy is missing, RuntimeError where ``
 no C++ compiler, both of which say what to install. The import needs NumPy alone.
 """
 
+from lesson_code.cupy.decay import decaying_scan
 from lesson_code.cupy.linear import causal_scan, choose_kernel
 from lesson_code.cupy.wkv import wkv
 
-__all__ = ["causal_scan", "choose_kernel", "wkv"]
+__all__ = ["causal_scan", "choose_kernel", "decaying_scan", "wkv"]

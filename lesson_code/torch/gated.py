@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from lesson_code.torch.backends import decaying_scan, on_kernels
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.operator import operator
 
@@ -20,6 +21,7 @@ def gated_linear_attention(
     log_decay: Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -29,6 +31,13 @@ def gated_linear_attention(
     Computes :eq:`eq-gla`, as :func:`lesson_code.numpy.gated_linear_attention` does. "chunkwise" is
     the default for more than one token; "parallel" is a single chunk. Where log_decay is -inf its
     gradient is 0.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.decaying_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -43,4 +52,6 @@ def gated_linear_attention(
             [ 30.,  40.],
             [110., 140.]])
     """
+    if on_kernels(backend, form):
+        return decaying_scan(q, k, v, log_decay, initial_state)
     return additive(form, q, k, v, log_decay, initial_state, chunk_size=chunk_size)

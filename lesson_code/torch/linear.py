@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lesson_code import _arguments
+from lesson_code.torch import backends
 from lesson_code.torch.callbacks import described, is_float_tensor
 from lesson_code.torch.elementwise import divide
 from lesson_code.torch.engines import linear as engine
@@ -103,14 +104,10 @@ def linear_attention(
 
 def on_kernels(backend, causal, form) -> bool:
     """Whether the CUDA kernels are asked for; an error where they cannot serve."""
-    if backend not in (None, "torch", "cupy"):
-        raise ValueError(f"backend must be None, 'torch' or 'cupy', got {backend!r}.")
-    if backend == "cupy":
-        if not causal:
-            raise ValueError(f"backend='cupy' needs causal=True, got {causal=}.")
-        if form is not None:
-            raise ValueError(f"form must be None when backend='cupy', got {form!r}.")
-    return backend == "cupy"
+    chosen = backends.on_kernels(backend, form)
+    if chosen and not causal:
+        raise ValueError(f"backend='cupy' needs causal=True, got {causal=}.")
+    return chosen
 
 
 def by_kernels(q, k, v, feature_map, normalize, initial_state, return_state):

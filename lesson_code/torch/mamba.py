@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from lesson_code.torch.backends import decaying_scan, on_kernels
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.engines.selective import selective
 from lesson_code.torch.operator import operator
@@ -65,6 +66,7 @@ def state_space_dual(
     C: Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -73,6 +75,13 @@ def state_space_dual(
 
     Computes :eq:`eq-state-space-dual`, as :func:`lesson_code.numpy.state_space_dual` does. Without
     `form`, "recurrent" is taken for a single token. Where log_decay is -inf its gradient is 0.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.decaying_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -87,4 +96,6 @@ def state_space_dual(
     >>> state
     tensor([[6.]])
     """
+    if on_kernels(backend, form):
+        return decaying_scan(C, B, x, log_decay[..., None], initial_state)
     return additive(form, C, B, x, log_decay[..., None], initial_state, chunk_size=chunk_size)

@@ -44,7 +44,7 @@ def operator(
                     check_values(name, call.arrays[name], kind, OUTSIDE[kind])
             dtype, device = getattr(torch, call.accumulation), _first_tensor(call).device
             values = dict(call.values)
-            if accumulate:
+            if accumulate and values.get("backend") != "cupy":  # kernels read what they are given
                 values |= {name: _tensor((), x, dtype, device) for name, x in call.arrays.items()}
             if state is not None:
                 values["initial_state"] = contract.first_memory(

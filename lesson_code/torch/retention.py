@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lesson_code import _arguments
+from lesson_code.torch.backends import decaying_scan, on_kernels
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.operator import operator
 
@@ -22,6 +23,7 @@ def retention(
     decay: float | Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -30,6 +32,13 @@ def retention(
 
     Computes :eq:`eq-retention`, as :func:`lesson_code.numpy.retention` does. Without `form`,
     "recurrent" is taken for a single token. A decay that is a tensor has a gradient.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.decaying_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -40,8 +49,11 @@ def retention(
             [ 30.0000,  40.0000],
             [117.5000, 145.0000]])
     """
-    log_decay = torch.as_tensor(decay).log()[..., None, None]
+    kernels, decay = on_kernels(backend, form), torch.as_tensor(decay, device=q.device)
+    log_decay = (decay.float() if kernels else decay).log()[..., None, None]
     log_decay = log_decay.expand(*log_decay.shape[:-2], k.shape[-2], 1)
+    if kernels:
+        return decaying_scan(q, k, v, log_decay, initial_state)
     return additive(form, q, k, v, log_decay, initial_state, chunk_size=chunk_size)
 
 

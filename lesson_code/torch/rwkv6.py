@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from lesson_code.torch.backends import decaying_scan, on_kernels
 from lesson_code.torch.engines.additive import additive
 from lesson_code.torch.operator import operator
 
@@ -21,6 +22,7 @@ def rwkv6(
     bonus: Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -29,6 +31,13 @@ def rwkv6(
 
     Computes :eq:`eq-rwkv6`, as :func:`lesson_code.numpy.rwkv6` does. "chunkwise" is the default for
     more than one token. Where log_decay is -inf its gradient is 0.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.decaying_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -42,4 +51,6 @@ def rwkv6(
             [ 60.,  80.],
             [230., 280.]])
     """
+    if on_kernels(backend, form):
+        return decaying_scan(r, k, v, log_decay, initial_state, bonus)
     return additive(form, r, k, v, log_decay, initial_state, bonus, chunk_size=chunk_size)

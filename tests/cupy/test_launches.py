@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lesson_code.numpy as reference
-from lesson_code.cupy import _kernels, causal_scan, emulator, wkv
+from lesson_code.cupy import _kernels, causal_scan, decaying_scan, emulator, wkv
 
 
 class Device(contextlib.nullcontext):
@@ -115,6 +115,17 @@ def test_wkv():
     assert all(isinstance(x, ndarray) for x in (out, *state))
     np.testing.assert_allclose(out, right, rtol=1e-5)
     np.testing.assert_allclose(again, right[:, 20:], rtol=1e-5)
+
+
+def test_decay():
+    q, k, v, g = arrays((2, 40, 250), (1, 40, 250), (40, 7), (2, 40, 250), dtype=np.float32)
+    out, state = decaying_scan(q, k, v, -g, return_state=True)
+    right, end = reference.gated_linear_attention(
+        *(np.asarray(x, float) for x in (q, k, v, -g)), return_state=True
+    )
+    assert isinstance(out, ndarray) and isinstance(state, ndarray)
+    np.testing.assert_allclose(out, right, rtol=1e-5)
+    np.testing.assert_allclose(state, end, rtol=1e-5)
 
 
 def test_what_is_refused():

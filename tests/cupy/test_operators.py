@@ -6,9 +6,13 @@ import pytest
 import torch
 
 import lesson_code.torch as lt
-from lesson_code.cupy import causal_scan, emulator, wkv
+from lesson_code.cupy import causal_scan, decaying_scan, emulator, wkv
 
 plain_scan = partial(lt.linear_attention, feature_map=lt.identity, causal=True, form="masked")
+
+
+def per_head(q, k, v, log_decay, **options):
+    return lt.state_space_dual(v, log_decay[..., 0], k, q, **options)
 
 
 def scan(function, normalize, q, k, v, S, z):
@@ -23,8 +27,17 @@ def mean(function, k, v, w, u, *state):
     return out, last.numerator / last.denominator, last.denominator.log() + last.maximum
 
 
+def decaying(function, *arrays):
+    *arrays, state = arrays
+    return function(*arrays, initial_state=state, return_state=True)
+
+
 def draw(kind, N=40, dtype=torch.float32):
     torch.manual_seed(0)
+    if kind in ("decay", "bonus"):
+        q, k, v = (torch.randn(3, N, width).to(dtype) for width in (8, 8, 5))
+        g, u, S = -torch.rand(3, N, 8).to(dtype), torch.randn(3, 8), torch.randn(3, 8, 5)
+        return [q, k, v, g[..., :1], S] if kind == "decay" else [q, k, v, g, u.to(dtype), S]
     if kind == "wkv":
         k, v = (torch.randn(3, N, 5).to(dtype) for _ in range(2))
         return [k, v, torch.rand(5) + 0.1, torch.randn(5), *(torch.rand(3, 5) + 0.1 for _ in "abm")]
@@ -32,11 +45,14 @@ def draw(kind, N=40, dtype=torch.float32):
     return [q, k, v, torch.rand(3, 8, 5), torch.rand(3, 8) + 0.1]
 
 
-ON_CPU = {name: partial(f, device="cpu") for name, f in {"scan": causal_scan, "wkv": wkv}.items()}
+FUNCTIONS = {"scan": causal_scan, "wkv": wkv, "decay": decaying_scan}
+ON_CPU = {name: partial(function, device="cpu") for name, function in FUNCTIONS.items()}
 CASES = {  # by a kernel, and by torch
     "normalized": (partial(scan, ON_CPU["scan"], True), partial(scan, plain_scan, True)),
     "sum": (partial(scan, ON_CPU["scan"], False), partial(scan, plain_scan, False)),
     "wkv": (partial(mean, ON_CPU["wkv"]), partial(mean, lt.wkv)),
+    "decay": (partial(decaying, ON_CPU["decay"]), partial(decaying, per_head)),
+    "bonus": (partial(decaying, ON_CPU["decay"]), partial(decaying, lt.rwkv6)),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -141,13 +157,18 @@ def test_what_compiling_is_told_of_the_operators(keep):
     out, last, *kept = operators.wkv(*inputs, True)
     check(operators.wkv_backward.default, (out, last, *inputs, last, *kept))
 
+    *inputs, S = draw("bonus" if keep else "decay", 20)
+    inputs = (*inputs, S) if keep else (*inputs, None, S)
+    check(operators.decaying_scan.default, inputs)
+    check(operators.decaying_scan_backward.default, (*operators.decaying_scan(*inputs), *inputs))
+
 
 # ---- Threads and addresses. ----------------------------------------------------------------------
 
 KERNELS = {
     kernel: partial(scan, partial(ON_CPU["scan"], kernel=kernel), True)
     for kernel in ("recurrent", "chunked", "tensor_core")
-} | {"wkv": CASES["wkv"][0]}
+} | {kind: CASES[kind][0] for kind in ("wkv", "decay", "bonus")}
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 
@@ -177,6 +198,7 @@ def test_no_races(kernel):
 SANITIZED = """
 import numpy as np
 from lesson_code.cupy import causal_scan
+from lesson_code.cupy import decay
 from lesson_code.cupy.wkv import backward, forward
 
 rng = np.random.default_rng(0)
@@ -189,6 +211,13 @@ for N, D, G in ((0, 3, 2), (1, 1, 1), (7, 33, 2), (8, 5, 3), (13, 31, 1), (16, 2
     w, state = np.ones(D, "float32"), np.ones((G, 3, D), "float32")
     _, *kept = forward(k, v, w, w, state, True)
     backward(grad, state, k, v, w, w, state, *kept)
+for N, D, M in ((0, 3, 2), (1, 1, 1), (17, 33, 5)):
+    q, k = rng.normal(size=(2, 2, N, D)).astype("float16")
+    v, S = rng.normal(size=(2, N, M)).astype("float16"), np.ones((2, D, M), "float32")
+    for width, u in ((D, S[..., 0]), (1, None)):
+        g = -np.ones((2, N, width), "float32")
+        decay.forward(q, k, v, g, u, S)
+        decay.backward(v, S, q, k, v, g, u, S)
 print("clean")
 """
 
