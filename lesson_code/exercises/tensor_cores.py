@@ -10,7 +10,7 @@ from lesson_code.exercises import Exercise
 CHAPTER = "Tensor cores"
 TILES = "A product of tiles"
 WARPS = "Warps that wait for warps"
-BANKS = "Sixteen bytes of padding"
+BANKS = "Sixteen bytes more in a row"
 SEGMENTS = "Segments"
 BACKWARD = "The backward pass is three scans"
 

@@ -149,27 +149,41 @@ def reasons(
 ) -> BookFigure:
     """How long each kernel waits for each reason, in milliseconds, on a logarithmic axis.
 
-    cases gives for the title of a panel, of each reason, the least and the most by kernel.
+    cases gives for the title of a panel, of each reason, the least and the most by kernel: a dot
+    where both are the same, a bar else, with the kernel's name beside it.
     """
+    kernels = max(len(row) for case in cases.values() for row in case.values())
     rows = [len(case) for case in cases.values()]
-    height = 1.0 + 0.4 * len(cases) + 0.38 * sum(rows)
+    height = 1.0 + 0.4 * len(cases) + (0.12 + 0.15 * kernels) * sum(rows)
     figure, panels = new_figure(
         1, len(cases), width=5.6, height=height, sharex=True, height_ratios=rows
     )
     for (axes,), (title, case) in zip(panels, cases.items(), strict=True):
-        handles: dict[str, Artist] = {}
-        for y, kernels in enumerate(case.values()):
-            for index, (kernel, ends) in enumerate(kernels.items()):
-                style = look(index, markersize=7, linewidth=3, zorder=4) | {"linestyle": "-"}
-                height = y + 0.66 / max(3, len(kernels)) * (index - (len(kernels) - 1) / 2)
-                (handles[kernel],) = axes.plot(ends, [height] * 2, **style)
+        for y, row in enumerate(case.values()):
+            if y % 2:
+                axes.axhspan(y - 0.5, y + 0.5, color="0.95", linewidth=0, zorder=0)
+            for index, (kernel, (least, most)) in enumerate(row.items()):
+                level = y + 0.8 / kernels * (index - (len(row) - 1) / 2)
+                mark = {"marker": "o", "markersize": 6} if least == most else {"linewidth": 6}
+                axes.plot(
+                    (least, most),
+                    (level, level),
+                    color=COLORS[index],
+                    solid_capstyle="butt",
+                    zorder=4,
+                    **mark,
+                )
+                beside(axes, kernel, (most, level), (6, 0), va="center")
         line = axes.axvline(bytes_alone, color=INK, linestyle=(0, (1.5, 1.5)), linewidth=1.6)
         axes.set_yticks(range(len(case)), list(case))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
         axes.set(ylim=(len(case) - 0.5, -0.5), xscale="log")
+        axes.margins(x=0.1)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_title(title, loc="left")
     panels[-1, 0].set_xlabel("milliseconds")
-    legend_below(figure, [*handles.values(), line], [*handles, "every byte once"], ncols=4)
+    legend_below(figure, [line], ["every byte once"], ncols=1)
     return figure
 
 
