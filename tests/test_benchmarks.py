@@ -746,6 +746,30 @@ def test_the_delta_rule_marks_what_is_void() -> None:
     assert mark["length"] > 1.5 * mark["length_of_notes"]
 
 
+def on_facts(mixer: str, embedding: str = "last", steps: int = 800) -> np.ndarray:
+    """Losses on facts, for each seed but the one that chose the rate."""
+    found = results.load("language")
+    wanted = {"mixer": mixer, "embedding": embedding, "steps": steps}
+    rows = [row for row in found["rows"] if row | wanted == row and row["seed"] in found["seed"]]
+    return np.array([row["facts"] for row in rows])
+
+
+def test_in_one_layer_only_a_convolution_brings_two_words_together() -> None:
+    guess = np.log(15)
+    assert on_facts("gated delta", "word").max() < 0.1
+    for mixer in ("gated delta, no convolution", "softmax", "linear (elu + 1)"):
+        assert on_facts(mixer, "word").min() > 0.9 * guess
+
+
+def test_longer_training_teaches_all_to_look_facts_up_but_a_window() -> None:
+    assert on_facts("softmax").max() < 0.2
+    for mixer in ("GLA", "RetNet", "Mamba-3", "window + gated delta"):
+        assert on_facts(mixer).mean() > 1 and on_facts(mixer, steps=2400).max() < 0.1
+    assert on_facts("window", steps=2400).min() > 1.4
+    lines = results.load("language")["lines"]
+    assert lines["3"] < lines["2"] < lines["1"]
+
+
 CONVERTED = {(row["way"], row["seed"]): row["stages"] for row in results.load("conversion")["rows"]}
 
 
