@@ -427,11 +427,11 @@ def test_committed_training_is_of_this_version_and_whole(name: str) -> None:
         runs = [module.EXPERIMENT.job_of(row) for row in result["rows"]]
         jobs = module.EXPERIMENT.all_jobs(result["rows"], module.SETTINGS)
         assert sorted(runs) == sorted(jobs)
-    elif name == "recall":  # what is there is a beginning, of two seeds of all models at least
+    elif name == "recall":  # with two heads all is there; other sizes may be missing
         runs = [module.EXPERIMENT.job_of(row) for row in result["rows"]]
         jobs = module.EXPERIMENT.all_jobs(result["rows"], module.SETTINGS)
-        assert runs == jobs[: len(runs)]
-        assert len(runs) >= 18 * (3 + 2)
+        assert runs == [job for job in jobs if job in runs]
+        assert {job for job in jobs if job[1] == 2} <= set(runs)
     else:
         runs = [(row["mixer"], row["seed"]) for row in result["rows"]]
         seeds = module.SETTINGS["seeds"]
