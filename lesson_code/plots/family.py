@@ -66,15 +66,15 @@ def learning(
     """Losses while models learn, with a panel for each and a line for each of its seeds.
 
     Each of `runs` is (number of seeds, len(steps)). The dotted level is what a guess would pay. The
-    lines of all other panels are pale.
+    means of all panels are pale lines.
     """
     rows = -(-len(runs) // columns)
     size = {"width": 6.4, "height": 1.45 * rows + 0.4}
     figure, grid = new_figure(columns, rows, **size, sharex=True, sharey=True)
     losses = {name: np.asarray(lines) for name, lines in runs.items()}
-    others = np.concatenate(list(losses.values()))
+    means = np.array([lines.mean(axis=0) for lines in losses.values()])
     for axes, (name, lines) in zip(grid.flat, losses.items(), strict=False):
-        axes.plot(steps, others.T, color="#e4e4e4", linewidth=0.7, zorder=1)
+        axes.plot(steps, means.T, color="#dadada", linewidth=0.8, zorder=1)
         axes.plot(steps, lines.T, color=BLUE, linewidth=1.5, zorder=2)
         axes.axhline(level, color=GRAY, linestyle=":", linewidth=1.2)
         axes.set_title(name, loc="left", fontsize=10)
