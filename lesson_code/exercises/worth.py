@@ -14,10 +14,10 @@ SHIP = "What the models that ship do"
 BILL = Exercise("ex-worth-bill", CHAPTER)
 BILL.value("equal", 128, RIVAL, "a number of tokens").mistakes(
     (64, "A number of the state has four bytes, one of the cache two."),
-    (256, "A token has a key and a value: 256 numbers."),
+    (384, "A token has a key and a value: 288 numbers."),
     (32, "A number of the state has four bytes, one of the cache two, not the reverse."),
 )
-TOKEN, STATE, N = 512, 65_536, 1_000_000
+TOKEN, STATE, N = 576, 73_728, 1_000_000
 STATES, CACHES = 36 * STATE, 12 * TOKEN * N
 BILL.value("share", STATES / (STATES + CACHES), SHIP, tolerance=0.05).mistakes(
     (36 / 48, "That is their share of the layers. By now a cache is much larger than a state."),
