@@ -240,7 +240,7 @@ def launch_of(counts: Counted, blocks: int, threads: int, **more: float) -> Laun
         Of one kernel: ``trace.kernels[name]``.
     blocks, threads : int
         Of the launch.
-    **more
+    more : float
         What the emulator does not count, or counts otherwise: the other parameters of a
         :class:`Launch`, for the whole launch.
 
