@@ -755,7 +755,7 @@ def on_facts(mixer: str, embedding: str = "last", steps: int = 800) -> np.ndarra
 
 
 def test_in_one_layer_only_a_convolution_brings_two_words_together() -> None:
-    guess = np.log(15)
+    guess = np.log(16)
     assert on_facts("gated delta", "word").max() < 0.1
     for mixer in ("gated delta, no convolution", "softmax", "linear (elu + 1)"):
         assert on_facts(mixer, "word").min() > 0.9 * guess
