@@ -41,12 +41,12 @@ the first seed is saved beside the file.
 """
 
 import argparse
-import contextlib
 import copy
 import math
 import time
 from pathlib import Path
 
+import harness
 import mixers
 import numpy as np
 import torch
@@ -87,7 +87,8 @@ SETTINGS = {
 QUICK = {"width": 16, "heads": 2, "length": 24, "batch": 2, "steps": 2, "stage": 1, "seeds": [0]}
 QUICK |= {"rates": {stage: [rates[0]] for stage, rates in SETTINGS["rates"].items()}, "asked": 4}
 QUICK |= {"long": [48, 2]}
-RENEW = "python benchmarks/conversion.py --renew"
+RENEW = harness.renew("conversion")
+WHAT = "a softmax model of two blocks, converted to linear attention, float32"
 
 # The map, what stands beside the state, and the stages after the swap.
 WAYS = {
@@ -402,15 +403,7 @@ def main():
 
 
 def save(output, settings, rows):
-    result = {
-        "what": "a softmax model of two blocks, converted to linear attention, float32",
-        "seed": settings["seeds"],
-        "settings": settings,
-        "renew": RENEW,
-        "rows": rows,
-    }
-    with contextlib.redirect_stdout(None):
-        results.save("conversion", result, output=output)
+    harness.save("conversion", WHAT, settings, output, rows=rows)
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ eight directions, and the nearest of all nine counts.
 """
 
 import argparse
-import contextlib
 import itertools
 import math
 import multiprocessing
 import time
 from pathlib import Path
 
+import harness
 import numpy as np
 import torch
 from torch import nn
@@ -63,7 +63,8 @@ SETTINGS = {
     "seeds": [0, 1, 2],
 }
 QUICK = {"width": 8, "layers": 1, "logistics": 2, "steps": 4, "every": 2, "seeds": [0, 1]}
-RENEW = "python benchmarks/digits.py --renew"
+RENEW = harness.renew("digits")
+WHAT = "bits per pixel of digits held out, for two transformers of the same size, float32"
 DRAWN = 1000  # digits, of each model
 
 
@@ -255,16 +256,7 @@ def main():
 
 
 def save(output, settings, rows, **more):
-    result = {
-        "what": "bits per pixel of digits held out, for two transformers of the same size, float32",
-        "seed": settings["seeds"],
-        "settings": settings,
-        "renew": RENEW,
-        **more,
-        "rows": rows,
-    }
-    with contextlib.redirect_stdout(None):
-        results.save("digits", result, output=output)
+    harness.save("digits", WHAT, settings, output, **more, rows=rows)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ class Experiment:
         settings = self.settings | self.quick if options.quick else self.settings
         output = options.output or Path(results.__file__).with_name(f"{self.name}.json")
         torch.set_num_threads(1)
-        rows = [] if options.renew else results.earlier_rows(output, settings, self.renew)
+        rows = [] if options.renew else results.earlier_rows(output, settings, renew(self.name))
         self.do(settings, rows, output, options.seeds, estimate=not options.quick)
         print(f"wrote {output}")
 
@@ -206,15 +206,20 @@ class Experiment:
             self.more = self.more | self.finish(rows, settings)
             self.save(output, settings, rows)
 
-    @property
-    def renew(self):
-        return f"python benchmarks/{self.name}.py --renew"
-
     def save(self, output, settings, rows):
-        head = {"what": self.what, "seed": settings["seeds"], "settings": settings}
-        result = head | {"renew": self.renew, **self.more, "rows": rows}
-        with contextlib.redirect_stdout(None):
-            results.save(self.name, result, output=output)
+        save(self.name, self.what, settings, output, **self.more, rows=rows)
+
+
+def renew(name):
+    """The command that makes a script begin again."""
+    return f"python benchmarks/{name}.py --renew"
+
+
+def save(name, what, settings, output, **entries):
+    """Write a script's file without a word: its settings, its seeds and more entries."""
+    head = {"what": what, "seed": settings["seeds"], "settings": settings, "renew": renew(name)}
+    with contextlib.redirect_stdout(None):
+        results.save(name, head | entries, output=output)
 
 
 class Clock:

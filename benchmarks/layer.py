@@ -30,11 +30,11 @@ Every run is saved when it ends, and a run that the file has is not repeated.
 """
 
 import argparse
-import contextlib
 import json
 import time
 from pathlib import Path
 
+import harness
 import numpy as np
 import torch
 from torch import nn
@@ -60,7 +60,8 @@ SETTINGS = {
 }
 QUICK = {"width": 8, "steps": 3, "longer": 2, "rates": [1e-2], "seeds": [0], "asked": 32}
 QUICK |= {"drawers": [[2, 4]], "drawer_rates": [1e-2]}
-RENEW = "python benchmarks/layer.py --renew"
+RENEW = harness.renew("layer")
+WHAT = "tales in which a name tells the verb, models of one layer, float32"
 
 
 def held_out(who, verb):
@@ -348,17 +349,9 @@ def main():
 
 
 def save(output, settings, times, rows, drawers):
-    result = {
-        "what": "tales in which a name tells the verb, models of one layer, float32",
-        "seed": settings["seeds"],
-        "settings": settings,
-        "renew": RENEW,
-        "milliseconds_batch": times,
-        "rows": rows,
-        "drawers": drawers,
-    }
-    with contextlib.redirect_stdout(None):
-        results.save("layer", result, output=output)
+    harness.save(
+        "layer", WHAT, settings, output, milliseconds_batch=times, rows=rows, drawers=drawers
+    )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ The kernels are in ``decay.cu``; here is what surrounds them: checks, memory and
 import math
 from typing import Any
 
+import numpy as np
+
 from lesson_code import _arguments
 from lesson_code._contract import OUTSIDE
 from lesson_code.cupy import _arrays, _kernels
@@ -148,7 +150,7 @@ def forward(q, k, v, log_decay, bonus, initial, reverse: bool = False):
     and with a bonus between a token and the next.
     """
     parts = [q.shape[:-2], k.shape[:-2], v.shape[:-2], log_decay.shape[:-2], initial.shape[:-2]]
-    leading = _broadcast([*parts, () if bonus is None else bonus.shape[:-1]])
+    leading = np.broadcast_shapes(*parts, () if bonus is None else bonus.shape[:-1])
     (N, D), M = k.shape[-2:], v.shape[-1]
     out = _arrays.empty((*leading, N, M), _arguments.dtype_name(q), q)
     last = _arrays.empty((*leading, D, M), "float32", q)
@@ -196,10 +198,6 @@ def backward(grad, grad_last, q, k, v, log_decay, bonus, initial):
         arguments = (*inputs, bonus, starts, grad_last, *gradients, N)
         _kernels.run("decay.cu", macros, "backward", grid, THREADS, *arguments)
     return dq, dk, dv, d_log, d_bonus, d_initial
-
-
-def _broadcast(shapes) -> tuple:
-    return _arguments.check_leading(**{str(i): tuple(shape) for i, shape in enumerate(shapes)})
 
 
 def _floats(array, shape):
