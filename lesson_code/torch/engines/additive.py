@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lesson_code._custom_ops import fold, once_differentiable
 from lesson_code.torch.engines.decays import decays
-from lesson_code.torch.engines.segments import by_segments, in_chunks
+from lesson_code.torch.engines.segments import add_product, by_segments, in_chunks
 
 
 def additive(
@@ -105,7 +105,7 @@ def _forward(
         starts.append(S)
         S = torch.addcmul(writes[:, i], total[:, i], S)
     before = torch.stack(starts, dim=1)
-    return (q @ before + QK @ v).flatten(1, 2), S, before, QK
+    return add_product(q @ before, QK, v).flatten(1, 2), S, before, QK
 
 
 @torch.library.custom_op("lesson_code::additive_backward", mutates_args=())
@@ -134,15 +134,13 @@ def _backward(
         dS = torch.addcmul(reads[:, i], total[:, i], dS)
     dS_ends = torch.stack(ends[::-1], dim=1)
 
-    dv = (QK.mT @ dO) + k_faded @ dS_ends
+    dv = add_product(k_faded @ dS_ends, QK.mT, dO)
     dq_faded, dk_faded = dO @ starts.mT, v @ dS_ends.mT
-    dq, dk = fading.gradients(dO @ v.mT, QK, q, k, early)
-    dq, dk = dq.addcmul_(row_fade, dq_faded), dk.addcmul_(to_end, dk_faded)
-    rows, nothing = q_faded * dq_faded, torch.zeros_like(q)
+    dq, dk = row_fade * dq_faded, to_end * dk_faded
+    fading.add_gradients(dO @ v.mT, QK, q, k, early, dq, dk)
+    rows = [(q_faded.mul_(dq_faded), early)]
     kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total.mT  # (G, n, 1, C)
-    dg = fading.log_gradient(
-        *((rows, nothing) if early else (nothing, rows)), k_faded * dk_faded, kept
-    )
+    dg = fading.log_gradient(rows, k_faded.mul_(dk_faded), kept)
     dq, dk, dv, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, dg))
     return dq, dk, dv, dg, dS.clone()
 
@@ -182,9 +180,14 @@ class _Additive(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         *tensors, _, ctx.chunk_size, ctx.early = inputs
         ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)  # zeros for each of them
         ctx.save_for_backward(*tensors, *output[2:])
 
     @staticmethod
     def backward(ctx, grad_out, grad_S, *_):
+        saved = ctx.saved_tensors
+        v, starts = saved[2], saved[4]
+        grad_out = torch.zeros_like(v) if grad_out is None else grad_out
+        grad_S = torch.zeros_like(starts[:, 0]) if grad_S is None else grad_S
         options = ctx.chunk_size, ctx.early
-        return (*_backward_once(grad_out, grad_S, *ctx.saved_tensors, *options), None, None)
+        return (*_backward_once(grad_out, grad_S, *saved, *options), None, None)

@@ -11,7 +11,7 @@ has no product with its own column. What was there before the chunk has faded un
 
 No exponent is above 0, and -inf is exact: decays over a stretch are sums of g or products of their
 exponentials, never a difference or a quotient of two. Gradients go the same way back, as gradients
-of the logarithms of these factors, which are 0 where a factor is 0; `gradients` notes its own.
+of the logarithms of these factors, which are 0 where a factor is 0; `add_gradients` notes its own.
 
 `meet` gives the products of all rows with all columns, rows (x, early) as they see what was there
 before the chunk, columns as they are seen after it, and the total.
@@ -20,9 +20,13 @@ All is (..., L, D), with g (..., L, 1) for one decay for all channels, or (..., 
 seen by autograd.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from lesson_code.torch.engines.segments import add_product
 
 Rows = list[tuple[Tensor, bool]]
 Met = tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]
@@ -52,33 +56,31 @@ class Shared:
         return P, xs, [y * to_end for y in columns], total
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """before, through, to_end and total; `gradients` comes after it."""
+        """before, through, to_end and total; `add_gradients` comes after it."""
         before = pad(self.through[..., :-1, :], (0, 0, 1, 0), value=1)
         to_end, total = self.between[..., -1, :, None], self.through[..., -1:, :]
         return before, self.through, to_end, total
 
-    def gradients(
-        self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Those of x and y, from dP, of their products P; what is above its diagonal counts 0."""
+    def add_gradients(
+        self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool, dx: Tensor, dy: Tensor
+    ) -> None:
+        """Adds to dx and dy what dP, of their products P, adds; above its diagonal it counts 0."""
         if early:
             self.d_between[..., :-1, :].addcmul_(dP[..., 1:, :], P[..., 1:, :])
         else:
             self.d_between.addcmul_(dP, P)
         dP = self._fade(dP, early)
-        return dP @ y, dP.mT @ x
+        add_product(dx, dP, y)
+        add_product(dy, dP.mT, x)
 
-    def log_gradient(
-        self, before: Tensor, through: Tensor, to_end: Tensor, total: Tensor
-    ) -> Tensor:
-        """That of g, from those of the logarithms of the factors, by channel."""
-        before, through, to_end, total = (
-            x.sum(dim=-1, keepdim=True) for x in (before, through, to_end, total)
-        )
-        through = through + pad(before[..., 1:, :], (0, 0, 0, 1))
-        through[..., -1:, :] += total
+    def log_gradient(self, rows: Rows, to_end: Tensor, total: Tensor) -> Tensor:
+        """That of g, from those of the logarithms of what fades rows, columns and the chunk."""
+        through = pad(total.sum(dim=-1, keepdim=True), (0, 0, self.through.shape[-2] - 1, 0))
+        for x, early in rows:
+            x = x.sum(dim=-1, keepdim=True)
+            through += pad(x[..., 1:, :], (0, 0, 0, 1)) if early else x
         # A decay is between all rows from its own on and all columns before it.
-        self.d_between[..., -1, :].add_(to_end[..., 0])
+        self.d_between[..., -1, :].add_(to_end.sum(dim=-1))
         between = self.d_between.cumsum_(dim=-1).tril_(-1).sum(dim=-2)[..., None]
         return _sums_from(through) + pad(between[..., :-1, :], (0, 0, 1, 0))
 
@@ -124,7 +126,7 @@ class PerChannel:
         pairs = [(i, j) for i in range(len(xs)) for j in range(len(ys))]
         xs, ys = ([self._blocks(z) for z in zs] for zs in (xs, ys))
         for i, j in pairs:
-            blocks = _diagonal_blocks(P[i][j], self.block)
+            blocks = diagonal_blocks(P[i][j], self.block)
             for d, fade in enumerate(self.near, 1):
                 near = (xs[i][..., d:, :] * ys[j][..., :-d, :]).mul_(fade).sum(dim=-1)
                 blocks.diagonal(-d, -2, -1).copy_(near)
@@ -136,7 +138,7 @@ class PerChannel:
             late_xs = [_half(x, half, 1) for x in xs]
             early_ys = [_half(y, half, 0) for y in ys]
             for i, j in pairs:
-                far = _diagonal_blocks(P[i][j], 2 * half)[..., half:, :half]
+                far = diagonal_blocks(P[i][j], 2 * half)[..., half:, :half]
                 far.copy_(late_xs[i] @ early_ys[j].mT)
             first, second = total.unflatten(-3, (-1, 2)).unbind(-3)
             for x in late_xs:
@@ -168,17 +170,18 @@ class PerChannel:
         before, to_end = (x[..., 0, : self.L, :] for x in (before, to_end))
         return before, before * self.alpha, to_end, total[..., 0, :, :]
 
-    def gradients(
-        self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Those of x and y, from those of their products P."""
+    def add_gradients(
+        self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool, dx: Tensor, dy: Tensor
+    ) -> None:
+        """Adds to dx and dy what dP, of their products P, adds."""
+        all_dx, all_dy = dx, dy
         own = None if early else dP.diagonal(dim1=-2, dim2=-1)[..., None]
         x_faded, y_all = self._padded(x if early else x * self.alpha), self._padded(y)
         missing = self.size - self.L
         dP = pad(dP, (0, missing, 0, missing)) if missing else dP
         dx, dy = torch.zeros_like(x_faded), torch.zeros_like(y_all)
         xs, ys, dxs, dys, d_gs = (self._blocks(z) for z in (x_faded, y_all, dx, dy, self.d_g))
-        near_blocks, noted = _diagonal_blocks(dP, self.block), None
+        near_blocks, noted = diagonal_blocks(dP, self.block), None
         for d in range(len(self.near), 0, -1):  # what a distance fades, the next one fades as well
             x_d, y_d = xs[..., d:, :], ys[..., :-d, :]
             near = near_blocks.diagonal(-d, -2, -1)[..., None] * self.near[d - 1]
@@ -193,7 +196,7 @@ class PerChannel:
                 d_gs[..., d - 1 : -1, :].add_(noted)
         for (row_fade, column_fade), d_far in zip(self.far, self.d_far, strict=True):
             half = row_fade.shape[-2]
-            far = _diagonal_blocks(dP, 2 * half)[..., half:, :half]
+            far = diagonal_blocks(dP, 2 * half)[..., half:, :half]
             rows, columns = _half(x_faded, half, 1) * row_fade, _half(y_all, half, 0) * column_fade
             d_rows, d_columns = far @ columns, far.mT @ rows
             _half(dx, half, 1).addcmul_(row_fade, d_rows)
@@ -201,17 +204,21 @@ class PerChannel:
             d_far[0].addcmul_(rows, d_rows)
             d_far[1].addcmul_(columns, d_columns)
         dx, dy = dx[..., : self.L, :], dy[..., : self.L, :]
-        if own is not None:
-            self.d_g[..., : self.L, :] += x_faded[..., : self.L, :] * dx
-            dx, dy = (dx * self.alpha).addcmul_(own, y), dy + own * x
-        return dx, dy
+        all_dy.add_(dy)
+        if early:
+            all_dx.add_(dx)
+        else:
+            self.d_g[..., : self.L, :].addcmul_(x_faded[..., : self.L, :], dx)
+            all_dx.addcmul_(dx, self.alpha).addcmul_(own, y)
+            all_dy.addcmul_(own, x)
 
-    def log_gradient(
-        self, before: Tensor, through: Tensor, to_end: Tensor, total: Tensor
-    ) -> Tensor:
-        """That of g, from those of the logarithms of the factors."""
-        self.d_g[..., : self.L, :] += through
-        before, to_end = (self._padded(x)[..., None, :, :] for x in (before + through, to_end))
+    def log_gradient(self, rows: Rows, to_end: Tensor, total: Tensor) -> Tensor:
+        """That of g, from those of the logarithms of what fades rows, columns and the chunk."""
+        for x, early in rows:
+            if not early:
+                self.d_g[..., : self.L, :] += x
+        before = functools.reduce(torch.add, (x for x, _ in rows))
+        before, to_end = (self._padded(x)[..., None, :, :] for x in (before, to_end))
         total = total[..., None, :, :]
         for d_rows, d_columns in reversed(self.d_far):
             half = d_rows.shape[-2]
@@ -258,7 +265,7 @@ def _half(x, half, which):
     return x.unflatten(-2, (-1, 2, half)).select(-3, which)
 
 
-def _diagonal_blocks(P, block):
+def diagonal_blocks(P, block):
     """The blocks on the diagonal of (..., L, L): (..., n, block, block)."""
     blocks = P.unflatten(-1, (-1, block)).unflatten(-3, (-1, block))  # (..., n, block, n, block)
     return blocks.diagonal(0, -4, -2).movedim(-1, -3)

@@ -26,6 +26,7 @@ for all channels, and S is (..., C, M), with the leading dimensions that all but
 the accumulation dtype.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -33,8 +34,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lesson_code._custom_ops import fold, once_differentiable
-from lesson_code.torch.engines.decays import decays
-from lesson_code.torch.engines.segments import by_segments, in_chunks
+from lesson_code.torch.engines.decays import decays, diagonal_blocks
+from lesson_code.torch.engines.segments import add_product, by_segments, in_chunks
+
+BLOCK = 16  # rows of a triangular system that are solved at once
 
 
 def delta(
@@ -119,32 +122,37 @@ def _forward(
     chunks = zip(*(x.unbind(1) for x in (T, right, a, b.mT, total.mT)), strict=True)
     for i, (T_i, right_i, a_i, b_i, total_i) in enumerate(chunks):
         befores.append(S)
-        founds.append(T_i @ (right_i + a_i @ S))
+        founds.append(T_i @ torch.baddbmm(right_i, a_i, S))
         S = (total_i * S).baddbmm_(b_i, founds[i])
         for k in ks:
             S = S.baddbmm_(k[:, i].mT, v[:, i])
     starts, found = torch.stack(befores, dim=1), torch.stack(founds, dim=1)
-    out = (q @ starts).add_(QY[0] @ found)
-    for QK in QY[1:]:
-        out = out.add_(QK @ v)
+    out = q @ starts
+    for QY_j, z in zip(QY, (found, v), strict=False):
+        add_product(out, QY_j, z)
     AK, QK = (v.new_empty(0), v.new_empty(0)) if corrects else (AY[1], QY[1])
     return out.flatten(1, 2), S, starts, found, T, AY[0], QY[0], AK, QK
 
 
 def _inverse(P):
-    """(I - P)⁻¹ of strictly lower triangular P, from those of its halves.
+    """(I - P)⁻¹ of strictly lower triangular P: that of blocks, which are joined in pairs.
 
-    Small ones are solved for by columns, as LAPACK stores a matrix: of rows it would make copies.
+    Blocks are solved for by columns, as LAPACK stores a matrix: of rows it would make copies.
     """
     L = P.shape[-1]
-    if L <= 16:
-        one = torch.eye(L, dtype=P.dtype, device=P.device).expand_as(P)
-        T = torch.linalg.solve_triangular(-P.mT, one, upper=True, left=False, unitriangular=True)
-        return T.mT
-    half = L // 2
-    early, late = _inverse(P[..., :half, :half]), _inverse(P[..., half:, half:])
-    across = late @ P[..., half:, :half] @ early
-    return torch.cat([pad(early, (0, L - half)), torch.cat([across, late], dim=-1)], dim=-2)
+    size = block = min(BLOCK, L)
+    while size < L:
+        size *= 2
+    P = pad(P, (0, size - L, 0, size - L)) if size > L else P
+    T, blocks = torch.zeros_like(P), diagonal_blocks(P, block).mT
+    one = torch.eye(block, dtype=P.dtype, device=P.device).expand_as(blocks)
+    solved = torch.linalg.solve_triangular(-blocks, one, upper=True, left=False, unitriangular=True)
+    diagonal_blocks(T, block).copy_(solved.mT)
+    for half in (block << i for i in range((size // block).bit_length() - 1)):
+        pairs, across = diagonal_blocks(T, 2 * half), diagonal_blocks(P, 2 * half)
+        early, late = pairs[..., :half, :half], pairs[..., half:, half:]
+        pairs[..., half:, :half] = late @ across[..., half:, :half] @ early
+    return T[..., :L, :L]
 
 
 @torch.library.custom_op("lesson_code::delta_backward", mutates_args=())
@@ -185,23 +193,23 @@ def _backward(
         dS = (total_i * dS).baddbmm_(q_i, dO_i).baddbmm_(a_i, rights[-1])
     d_right, dS_ends = torch.stack(rights[::-1], dim=1), torch.stack(ends[::-1], dim=1)
 
-    dv = d_right if corrects else AK.mT @ d_right + QK.mT @ dO + y_faded[1] @ dS_ends
+    dv = d_right
+    if not corrects:
+        dv = add_product(add_product(y_faded[1] @ dS_ends, AK.mT, d_right), QK.mT, dO)
     dq_faded, da_faded = dO @ starts.mT, d_right @ starts.mT
-    dq, da, dys, d_to_end = through * dq_faded, a_fade * da_faded, [], torch.zeros_like(k)
+    dq, da, dys, ends = through * dq_faded, a_fade * da_faded, [], []
     for (y, z, AY, QY), faded in zip(columns, y_faded, strict=True):
-        dq_y, dy = fading.gradients(dO @ z.mT, QY, q, y, early=False)
-        dAY = (d_right @ z.mT).tril_(-1)
-        da_y, dy_again = fading.gradients(dAY, AY, a, y, early=not corrects)
         dy_faded = z @ dS_ends.mT
-        dq, da = dq.add_(dq_y), da.add_(da_y)
-        dys.append((dy + dy_again).addcmul_(to_end, dy_faded))
-        d_to_end.addcmul_(faded, dy_faded)
+        dy = to_end * dy_faded
+        fading.add_gradients(dO @ z.mT, QY, q, y, False, dq, dy)
+        fading.add_gradients((d_right @ z.mT).tril_(-1), AY, a, y, not corrects, da, dy)
+        dys.append(dy)
+        ends.append(faded.mul_(dy_faded))
     db, dk = (torch.zeros_like(b), dys[0]) if corrects else dys
 
-    of_q, of_a = q_faded * dq_faded, a_faded * da_faded
-    early, late = (torch.zeros_like(k), of_q + of_a) if corrects else (of_a, of_q)
+    rows = [(q_faded.mul_(dq_faded), False), (a_faded.mul_(da_faded), not corrects)]
     kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total  # (G, n, 1, C)
-    dg = fading.log_gradient(early, late, d_to_end, kept)
+    dg = fading.log_gradient(rows, functools.reduce(torch.add, ends), kept)
     da = da.neg_() if corrects else da
     dq, dk, dv, da, db, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg))
     return dq, dk, dv, da, db, dg, dS
@@ -249,8 +257,13 @@ class _Delta(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         *tensors, _, ctx.chunk_size = inputs
         ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)  # zeros for each of them
         ctx.save_for_backward(*tensors, *output[2:])
 
     @staticmethod
     def backward(ctx, grad_out, grad_S, *_):
-        return (*_backward_once(grad_out, grad_S, *ctx.saved_tensors, ctx.chunk_size), None)
+        saved = ctx.saved_tensors
+        v, starts = saved[2], saved[6]
+        grad_out = torch.zeros_like(v) if grad_out is None else grad_out
+        grad_S = torch.zeros_like(starts[:, 0]) if grad_S is None else grad_S
+        return (*_backward_once(grad_out, grad_S, *saved, ctx.chunk_size), None)

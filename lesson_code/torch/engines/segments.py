@@ -48,6 +48,13 @@ def in_chunks(x: Tensor, chunk_size: int) -> Tensor:
     return x.unflatten(1, (x.shape[1] // chunk_size, chunk_size))
 
 
+def add_product(out: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Out += x @ y, (..., n, L, M), without an array for the product."""
+    flat, x, y = (z.flatten(0, -3) for z in (out, x, y))
+    flat.baddbmm_(x, y)
+    return out
+
+
 def _sizes(G, N, chunk_size, positions):
     """Lengths of segments: of whole chunks, but for what is left at the end."""
     size = max(1, positions // max(G * chunk_size, 1)) * chunk_size

@@ -100,9 +100,10 @@ def test_gradients_are_those_of_the_sums(L, width):
     found = []
     for pair, dP, early in (((x, y), d_early, True), ((a, b), d_late, False)):
         pair = [x.detach() for x in pair]
-        found += fading.gradients(dP, products(fading, *pair, early), *pair, early)
-    logs = [w * f.detach() for w, f in zip(weights, factors(g), strict=True)]
-    found.append(fading.log_gradient(*logs))
+        found += [torch.zeros_like(x) for x in pair]
+        fading.add_gradients(dP, products(fading, *pair, early), *pair, early, *found[-2:])
+    before, through, *rest = (w * f.detach() for w, f in zip(weights, factors(g), strict=True))
+    found.append(fading.log_gradient([(before, True), (through, False)], *rest))
     for x, right in zip(found, expected, strict=True):
         assert_close(x, right)
 
@@ -137,12 +138,13 @@ def test_decays_in_float32_keep_their_digits_however_many_there_are(width):
 @WIDTHS
 def test_the_future_leaves_no_trace_in_gradients(width):
     """fla's chunks took exp before the mask: exp of the future is inf, and 0 * inf is NaN."""
-    one, g = torch.ones(33, width), torch.full((33, width), -200.0)
+    one, g = torch.ones(1, 33, width), torch.full((1, 33, width), -200.0)
     fading = decays.decays(g)
     P = products(fading, one, one / width, False)
     fading.factors()
-    assert torch.equal(P.tril(), torch.eye(33))
-    for x in fading.gradients(torch.ones(33, 33).tril(), P, one, one / width, early=False):
-        assert x.isfinite().all()
-    zeros = [torch.zeros(33, width)] * 3
-    assert fading.log_gradient(*zeros, torch.zeros(1, width)).eq(0).all()
+    assert torch.equal(P[0].tril(), torch.eye(33))
+    dx, dy, nothing = torch.zeros(3, 1, 33, width)
+    fading.add_gradients(torch.ones(1, 33, 33).tril(), P, one, one / width, False, dx, dy)
+    assert dx.isfinite().all() and dy.isfinite().all()
+    rows = [(nothing, True), (nothing, False)]
+    assert fading.log_gradient(rows, nothing, torch.zeros(1, 1, width)).eq(0).all()
