@@ -122,7 +122,7 @@ def reach(followed: Mapping[str, Mapping[str, ArrayLike]], trained: float) -> Bo
     for panel, (task, models) in zip(axes[:, 0], followed.items(), strict=True):
         panel.set_title(task, loc="left", fontweight="bold")
         panel.axvline(trained, color=GRAY, linestyle=":")
-        for row, moves in enumerate(models.values()):
+        for row, moves in enumerate(map(np.asarray, models.values())):
             for seed, reached in enumerate(moves):
                 style = {"marker": MARKERS[seed % len(MARKERS)], "color": BLUE, "markersize": 5}
                 panel.plot(max(reached, 8), row + 0.18 * (seed - (len(moves) - 1) / 2), **style)
