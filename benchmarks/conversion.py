@@ -2,6 +2,7 @@
 
 python benchmarks/conversion.py                    writes lesson_code/results/conversion.json
 python benchmarks/conversion.py --output FILE      writes another file
+python benchmarks/conversion.py --seeds 0 1        makes the runs of these seeds only
 python benchmarks/conversion.py --renew            begins again, whatever the file holds
 python benchmarks/conversion.py --quick            a few steps for each way: only a try
 
@@ -29,7 +30,7 @@ exponentials, and so a token of no score weighs about as much in the state as e^
 All conversions have as many steps in all. While maps are matched, each layer reads what the softmax
 model has at this place. Each stage takes the best of three step sizes for a seed that is used for
 nothing else: that with the smallest mismatch of new texts, or the smallest loss. The rows of this
-seed say what was tried.
+seed say what was tried. "rates" of the others are those of the softmax model and of each stage.
 
 "recall" is the share of right answers where a name comes again, by how many tokens ago it came for
 the last time: 1 to 16, 17 to 32 and so on. "divergence" (from the softmax weights, per row) and
@@ -37,14 +38,12 @@ the last time: 1 to 16, 17 to 32 and so on. "divergence" (from the softmax weigh
 the share of right answers at the end of texts four times as long as those of the training.
 
 Every run is saved when it ends, and a run that the file has is not repeated. The softmax model of
-the first seed is saved beside the file.
+the first seed is saved beside the file. One thread takes about half an hour.
 """
 
-import argparse
 import copy
 import math
 import time
-from pathlib import Path
 
 import harness
 import mixers
@@ -54,7 +53,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy, relu
 
 import lesson_code.torch as lt
-from lesson_code import results
 from lesson_code.data import facts
 
 # All that a result depends on. A change of anything else that matters raises the version.
@@ -87,8 +85,6 @@ SETTINGS = {
 QUICK = {"width": 16, "heads": 2, "length": 24, "batch": 2, "steps": 2, "stage": 1, "seeds": [0]}
 QUICK |= {"rates": {stage: [rates[0]] for stage, rates in SETTINGS["rates"].items()}, "asked": 4}
 QUICK |= {"long": [48, 2]}
-RENEW = harness.renew("conversion")
-WHAT = "a softmax model of two blocks, converted to linear attention, float32"
 
 # The map, what stands beside the state, and the stages after the swap.
 WAYS = {
@@ -238,10 +234,8 @@ def mismatch(model, teacher, tokens, what):
     return sum(losses) / len(losses)
 
 
-def trained_parameters(model, stage, settings):
-    """The parameters of a stage; low-rank maps are put in where there are none."""
-    if stage in ("softmax", "scratch", "all"):
-        return list(model.parameters())
+def choose_parameters(model, stage, settings):
+    """Let the parameters of a stage train alone; low-rank maps are put in where there are none."""
     mixers = [block.mixer for block in model.blocks]
     if stage == "low rank":
         for mixer in mixers:
@@ -249,29 +243,27 @@ def trained_parameters(model, stage, settings):
                 linear = getattr(mixer, name)
                 if not isinstance(linear, LowRank):
                     setattr(mixer, name, LowRank(linear, settings["rank"]))
-        return [x for name, x in model.named_parameters() if name.endswith((".down", ".up"))]
-    return [x for mixer in mixers for x in (mixer.W, mixer.b)] + [
-        mixer.factor for mixer in mixers if hasattr(mixer, "factor")
-    ]
+    ends = {
+        "low rank": (".down", ".up"),
+        "weights": ("mixer.W", "mixer.b", "mixer.factor"),
+        "outputs": ("mixer.W", "mixer.b", "mixer.factor"),
+    }
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith(ends.get(stage, "")))
 
 
-def train(model, teacher, stage, rate, steps, seed, settings):
+def train(model, teacher, stage, rate, seed, settings):
     torch.manual_seed(seed)
     rng = np.random.default_rng([seed, len(stage)])
-    parameters = trained_parameters(model, stage, settings)
-    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.98))
-    for i in range(steps):
-        warm, cold = min(1, 10 * (i + 1) / steps), (1 + math.cos(math.pi * i / steps)) / 2
-        optimizer.param_groups[0]["lr"] = rate * warm * cold
+    choose_parameters(model, stage, settings)
+
+    def batch_loss(_):
         tokens, _, _ = draw(settings["batch"], settings["length"], rng)
         if stage in ("weights", "outputs"):
-            loss = mismatch(model, teacher, tokens[:, :-1], stage)
-        else:
-            loss = cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+            return mismatch(model, teacher, tokens[:, :-1], stage)
+        return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    harness.train(model, batch_loss, steps_of(stage, settings), rate)
 
 
 @torch.no_grad()
@@ -320,7 +312,7 @@ def advance(model, teacher, stage, rates, seed, settings):
     best, tried = None, []
     for rate in rates:
         start, new = time.process_time(), copy.deepcopy(model)
-        train(new, teacher, stage, rate, steps_of(stage, settings), seed, settings)
+        train(new, teacher, stage, rate, seed, settings)
         found = {"stage": stage, "rate": rate, **ask(new, teacher or new, seed, settings)}
         found["seconds"] = time.process_time() - start
         value = criterion(stage, found)
@@ -335,76 +327,68 @@ def fresh(seed, settings):
     return converted(softmax_model(settings), "softmax", "", settings)
 
 
-def run(way, rates, seed, teacher, settings):
-    """Go through the stages of a way: its last model, and a row of the result."""
+TEACHERS = {}  # the softmax models, from which every way of a seed begins
+
+
+def teacher_of(seed, rates, settings):
+    """The softmax model of a seed, what it has learned and all tries; it is trained once."""
+    key = seed, harness.Estimate.in_use is None  # an estimate does not train it to the end
+    if key not in TEACHERS:
+        TEACHERS[key] = advance(fresh(seed, settings), None, "softmax", rates, seed, settings)
+    return TEACHERS[key]
+
+
+def run(way, rates, seed, settings):
+    """Go through the stages of a way, at these step sizes; where there are none, try all."""
     kind, beside, stages = WAYS[way]
-    found, tried = [], []
+    every = [settings["rates"][stage] for stage in ("softmax", *stages)]
+    first, *others = [[rate] for rate in rates] or every
+    teacher, learned, tries = teacher_of(seed, first, settings)
     if way == "softmax":
-        model = fresh(seed, settings)
-    else:
-        source = fresh(seed, settings) if way == "from scratch" else teacher
-        torch.manual_seed(seed)
-        model = converted(source, kind, beside, settings)
-        found.append({"stage": "swap", "rate": None, **ask(model, teacher, seed, settings)})
-    for stage, some in zip(stages, rates, strict=True):
+        return {"stages": [learned], "tried": [tries], "weights": teacher.state_dict()}
+    source = fresh(seed, settings) if way == "from scratch" else teacher
+    torch.manual_seed(seed)
+    model = converted(source, kind, beside, settings)
+    found = [{"stage": "swap", "rate": None, **ask(model, teacher, seed, settings)}]
+    tried = []
+    for stage, some in zip(stages, others, strict=True):
         model, learned, tries = advance(model, teacher, stage, some, seed, settings)
         found.append(learned)
         tried.append(tries)
-    return model, {"way": way, "seed": seed, "stages": found, "tried": tried}
+    return {"stages": found, "tried": tried}
 
 
-def rates_of(way, rows, settings):
-    """Those to try where a rate is chosen; those chosen, if they have been."""
-    for row in rows:
-        if (row["way"], row["seed"]) == (way, settings["choosing"]):
-            return [[stage["rate"]] for stage in row["stages"] if stage["rate"]]
-    return [settings["rates"][stage] for stage in WAYS[way][2]]
+def runs(rows, settings):
+    """Every way with the step sizes that its trial has chosen, and first that of softmax."""
+    trials = {row["way"]: row["stages"] for row in rows if row["seed"] == settings["choosing"]}
+
+    def chosen(way):
+        found = [stage["rate"] for stage in trials.get(way, []) if stage["rate"]]
+        return found or [1e-3] * len(WAYS[way][2])  # any, until it is known
+
+    rates = {way: tuple(chosen("softmax") + chosen(way)) for way in WAYS}
+    rates["softmax"] = tuple(chosen("softmax"))
+    return [(way, rates[way], seed) for seed in settings["seeds"] for way in WAYS]
 
 
-def all_jobs(settings):
-    return [(way, seed) for seed in [settings["choosing"], *settings["seeds"]] for way in WAYS]
+def told(row):
+    return "  ".join(
+        f"{stage['stage']} {stage['loss']:.3f} {stage['right']:.2f}" for stage in row["stages"]
+    )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--renew", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    settings = SETTINGS | QUICK if options.quick else SETTINGS
-    if options.quick and not options.output:
-        parser.error("--quick needs an --output, so that no result is lost")
-    output = options.output or Path(results.__file__).with_name("conversion.json")
-    torch.set_num_threads(1)
-    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
-    teachers = {}
-    for way, seed in all_jobs(settings):
-        missing = (way, seed) not in {(row["way"], row["seed"]) for row in rows}
-        if missing and way != "softmax" and seed not in teachers:  # it was trained another time
-            rates = rates_of("softmax", rows, settings)
-            teachers[seed], _ = run("softmax", rates, seed, None, settings)
-        if not missing:
-            continue
-        start = time.process_time()
-        rates = rates_of(way, rows, settings)
-        model, row = run(way, rates, seed, teachers.get(seed), settings)
-        rows.append(row | {"seconds": time.process_time() - start})
-        if way == "softmax":
-            teachers[seed] = model
-            if seed == settings["seeds"][0]:
-                weights = {name: x.numpy() for name, x in model.state_dict().items()}
-                np.savez_compressed(output.with_name(f"{output.stem}_softmax.npz"), **weights)
-        save(output, settings, rows)
-        told = "  ".join(
-            f"{stage['stage']} {stage['loss']:.3f} {stage['right']:.2f}" for stage in row["stages"]
-        )
-        print(f"{seed} {way}: {told} ({rows[-1]['seconds']:.0f} s)", flush=True)
-    print(f"wrote {output}")
-
-
-def save(output, settings, rows):
-    harness.save("conversion", WHAT, settings, output, rows=rows)
-
+EXPERIMENT = harness.Experiment(
+    name="conversion",
+    what="a softmax model of two blocks, converted to linear attention, float32",
+    settings=SETTINGS,
+    quick=QUICK,
+    fields=("way", "rates", "seed"),
+    trials=lambda settings: [(way, (), settings["choosing"]) for way in WAYS],
+    runs=runs,
+    run=run,
+    shown=told,
+    kept=("softmax",),
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

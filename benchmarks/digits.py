@@ -2,6 +2,7 @@
 
 python benchmarks/digits.py                  writes lesson_code/results/digits.json and the weights
 python benchmarks/digits.py --output FILE    writes another file, and the weights beside it
+python benchmarks/digits.py --seeds 0 1      makes the runs of these seeds only
 python benchmarks/digits.py --renew          begins again, whatever the file holds
 python benchmarks/digits.py --quick          tiny models for a few steps: only a try
 
@@ -13,10 +14,10 @@ and keys here, as both models have an embedding of the position.
 for a pixel and of what each sublayer adds. What is kept is a running mean of the weights, from the
 step at which it was best on images set apart from those trained on. The images held out are looked
 at once, by the model that is kept, for the number of bits that is reported. Each mixer is trained
-with several seeds; the weights are those of the first one.
+with several seeds and one step size; the weights are those of the first seed.
 
-Every run is saved when it ends, and a run that the file has is not repeated. Two processes work
-side by side, each with one thread; all runs take them about a quarter of an hour.
+Every run is saved when it ends, and a run that the file has is not repeated. One thread takes about
+26 minutes.
 
 At last the models of the first seed draw 1,000 digits each, and the file gets "nearest": how far
 each of them is from the nearest image trained on, as a sum of squares over pixels, an integer, and
@@ -27,20 +28,16 @@ pixel. "two halves" are the upper half of an image held out and the lower half o
 eight directions, and the nearest of all nine counts.
 """
 
-import argparse
 import itertools
 import math
-import multiprocessing
-import time
-from pathlib import Path
 
 import harness
+import mixers
 import numpy as np
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from lesson_code import results
 from lesson_code.data import digits
 from lesson_code.torch.modules import ImageModel, LinearAttention, SoftmaxAttention
 
@@ -61,11 +58,10 @@ SETTINGS = {
     "every": 50,  # steps between two looks at the images set apart
     "average": 0.99,  # of the running mean, kept at each step
     "seeds": [0, 1, 2],
+    "drawn": 1000,  # digits, of each model
 }
 QUICK = {"width": 8, "layers": 1, "logistics": 2, "steps": 4, "every": 2, "seeds": [0, 1]}
-RENEW = harness.renew("digits")
-WHAT = "bits per pixel of digits held out, for two transformers of the same size, float32"
-DRAWN = 1000  # digits, of each model
+QUICK |= {"drawn": 8}
 
 
 def unrotated(width, num_heads):
@@ -102,34 +98,35 @@ def sublayers(block):
     return block.mixer, block.feed_forward
 
 
+def schedule(i, steps):
+    """The share of the step size at step i: up for a twentieth of the steps, then down to 0."""
+    return min(1, 20 * (i + 1) / steps) * (1 + math.cos(math.pi * i / steps)) / 2
+
+
 def train(model, settings, seed):
     """The best mean of the weights, its step, and the bits at each look."""
-    rng = np.random.default_rng(seed)
+    rng, every = np.random.default_rng(seed), settings["every"]
     images = torch.from_numpy(digits.load()[0])
     apart, images = images.split([settings["set_apart"], len(images) - settings["set_apart"]])
     add_dropout(model, settings["dropout"])
-    optimizer = torch.optim.AdamW(
-        model.parameters(), betas=(0.9, 0.98), weight_decay=settings["weight_decay"]
-    )
     mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings["average"])).eval()
-    steps, curve, best = settings["steps"], [], (math.inf, 0, {})
-    for i in range(steps):
-        warm, cold = min(1, 20 * (i + 1) / steps), (1 + math.cos(math.pi * i / steps)) / 2
-        optimizer.param_groups[0]["lr"] = settings["rate"] * warm * cold
-        batch = images[rng.integers(len(images), size=settings["batch"])]
-        loss = model.bits(batch).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+    curve, best = [], {"step": 0, "weights": model.state_dict()}
+
+    def batch_loss(_):
+        return model.bits(images[rng.integers(len(images), size=settings["batch"])]).mean()
+
+    def look(i):
         mean.update_parameters(model)
-        if (i + 1) % settings["every"] == 0:
+        if (i + 1) % every == 0:
             bits = bits_of_images(mean.module, apart).mean().item()
-            curve.append(bits)
-            if bits < best[0]:
+            if bits < min(curve, default=math.inf):
                 weights = {name: x.clone() for name, x in mean.module.state_dict().items()}
-                best = bits, i + 1, weights
-    return best[2], best[1], curve
+                best.update(step=i + 1, weights=weights)
+            curve.append(bits)
+
+    options = {"schedule": schedule, "weight_decay": settings["weight_decay"], "after": look}
+    harness.train(model, batch_loss, settings["steps"], settings["rate"], **options)
+    return best | {"curve": curve}
 
 
 @torch.no_grad()
@@ -138,27 +135,17 @@ def bits_of_images(model, images):
     return model.bits(images).double().mean(dim=1)
 
 
-def run(job):
-    """Train one model: a row of the result, and the weights."""
-    mixer, seed, settings = job
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    start = time.perf_counter()
+def run(mixer, seed, settings):
+    """Train one model and look at the images held out."""
     model = make_model(mixer, settings)
-    weights, step, curve = train(model, settings, seed)
-    model.load_state_dict(weights)
+    found = train(model, settings, seed)
+    model.load_state_dict(found["weights"])
     bits = bits_of_images(model.eval(), torch.from_numpy(digits.load()[1]))
-    row = {
-        "mixer": mixer,
-        "seed": seed,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    return {
+        "parameters": mixers.count(model),
         "bits": bits.mean().item(),
         "standard_error": bits.std().item() / len(bits) ** 0.5,
-        "step": step,
-        "curve": curve,
-        "seconds": time.perf_counter() - start,
-    }
-    return row, {name: x.numpy() for name, x in weights.items()}
+    } | found
 
 
 def draw(mixer, settings, weights, count):
@@ -185,14 +172,15 @@ def moved(images):
     return np.concatenate([move(images, *way) for way in itertools.product((1, 0, -1), repeat=2)])
 
 
-def compare(output, settings, count):
+def compare(rows, settings, output):
     """How far images of several kinds are from those trained on."""
     known, held_out = digits.load()
     known = known[settings["set_apart"] :]
     kinds = {"real": held_out}
     for mixer in MIXERS:
-        with np.load(weights_file(output, mixer)) as weights:
-            kinds[mixer] = draw(mixer, settings, weights, count)
+        job = mixer, settings["seeds"][0]
+        with np.load(EXPERIMENT.weights_file(job, settings, output)) as weights:
+            kinds[mixer] = draw(mixer, settings, weights, settings["drawn"])
     few = known[:300]
     noise = np.random.default_rng(0).integers(-1, 2, size=few.shape)
     next_one = np.roll(held_out, -1, axis=0)
@@ -201,63 +189,27 @@ def compare(output, settings, count):
         "two halves": np.hstack([held_out[:, :32], next_one[:, 32:]]),
         "moved copies": move(few, down=0, right=1),
     }
-    return {
+    distances = {
         name: {"still": nearest(images, known), "shifted": nearest(images, moved(known))}
         for name, images in (kinds | others).items()
     }
+    return {"nearest": distances}
 
 
-def earlier_rows(output, settings):
-    """Rows that the file has, if their weights are there, too."""
-    first = settings["seeds"][0]
-    return [
-        row
-        for row in results.earlier_rows(output, settings, RENEW)
-        if row["seed"] != first or weights_file(output, row["mixer"]).exists()
-    ]
-
-
-def weights_file(output, mixer):
-    return output.with_name(f"{output.stem}_{mixer}.npz")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--renew", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    settings = SETTINGS | QUICK if options.quick else SETTINGS
-    if options.quick and not options.output:
-        parser.error("--quick needs an --output, so that no result is lost")
-    output = options.output or Path(results.__file__).with_name("digits.json")
-    rows = [] if options.renew else earlier_rows(output, settings)
-
-    jobs = [(mixer, seed) for seed in settings["seeds"] for mixer in MIXERS]
-    done = [(row["mixer"], row["seed"]) for row in rows]
-    left = [(*job, settings) for job in jobs if job not in done]
-    print(f"{len(jobs)} runs, {len(left)} left", flush=True)
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for row, weights in pool.imap_unordered(run, left):
-            rows.append(row)
-            rows.sort(key=lambda row: jobs.index((row["mixer"], row["seed"])))
-            print(
-                f"{len(rows)}/{len(jobs)} {row['mixer']}, seed {row['seed']}:"
-                f" {row['bits']:.3f} bits per pixel at step {row['step']} ({row['seconds']:.0f} s)",
-                flush=True,
-            )
-            if row["seed"] == settings["seeds"][0]:
-                np.savez(weights_file(output, row["mixer"]), **weights)
-            save(output, settings, rows)
-    count = 8 if options.quick else DRAWN
-    save(output, settings, rows, nearest=compare(output, settings, count))
-    print(f"wrote {output}")
-
-
-def save(output, settings, rows, **more):
-    harness.save("digits", WHAT, settings, output, **more, rows=rows)
-
+EXPERIMENT = harness.Experiment(
+    name="digits",
+    what="bits per pixel of digits held out, for two transformers of the same size, float32",
+    settings=SETTINGS,
+    quick=QUICK,
+    fields=("mixer", "seed"),
+    trials=lambda settings: [],
+    runs=lambda rows, settings: [(name, seed) for seed in settings["seeds"] for name in MIXERS],
+    run=run,
+    shown=lambda row: f"{row['bits']:.3f} bits per pixel at step {row['step']}",
+    kept=tuple(MIXERS),
+    more=("nearest",),
+    finish=compare,
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

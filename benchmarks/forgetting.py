@@ -246,10 +246,10 @@ def runs(rows, settings):
     return [(*job, seed) for seed in settings["seeds"] for job in best]
 
 
-def look_at_an_end(rows, settings):
+def look_at_an_end(rows, settings, output):
     job = next(job for job in runs(rows, settings) if job[:2] == MARKED)
     torch.manual_seed(job[-1])
-    return {"mark": mark(trained(*job, settings), settings)}
+    return {"kinds": KINDS, "mark": mark(trained(*job, settings), settings)}
 
 
 EXPERIMENT = harness.Experiment(
@@ -262,7 +262,7 @@ EXPERIMENT = harness.Experiment(
     runs=runs,
     run=run,
     shown=lambda row: "right " + ", ".join(f"{share:.3f}" for share in row["right"]),
-    more={"kinds": KINDS, "mark": None},
+    more=("kinds", "mark"),
     finish=look_at_an_end,
 )
 

@@ -203,7 +203,7 @@ def main():
     suffix = "" if options.device == "cpu" else f"_{options.device}"
     output = options.output or Path(results.__file__).with_name(f"generation{suffix}.json")
     settings = {"version": 1, "memory": options.memory, "threads": options.threads}
-    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
+    rows = [] if options.renew else results.earlier(output, settings, RENEW).get("rows", [])
     with torch.inference_mode():
         for layers, pixels in sizes:
             methods = row_of(rows, layers, pixels)["methods"]

@@ -11,24 +11,26 @@ rest is here:
     script.py --quick         takes a few steps for each run: only a try, for another file
 
 Every run is saved when it ends, with all of its numbers and the seconds of the processor that it
-took, and a run that the file has is not repeated. A file with other settings is refused. Before it
-begins, a script says how long it will take: from the seconds of similar runs in the file, or from
-three steps of each model.
+took, and a run that the file has is not repeated. So a file may be made on several machines:
+"machine" lists them in the order seen, and that of a row is a number in this list. A file with
+other settings is refused, but more seeds may be asked for at any time. Before it begins, a script
+says how long it will take: from the seconds of similar runs in the file, or from three steps of
+each model.
 """
 
 import argparse
 import contextlib
-import copy
 import dataclasses
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
-from lesson_code import results
+from lesson_code import measure, results
 
 # --- Training ------------------------------------------------------------------------------------
 
@@ -67,17 +69,14 @@ def train(
     betas=(0.9, 0.98),
     weight_decay=0.0,
     clip=1.0,
-    look=None,
-    every=0,
+    after=None,
 ):
     """Take steps of Adam down `batch_loss(i)`, and return the losses.
 
-    With `look`, a function of no arguments that gives the loss on a validation split, the model is
-    looked at after `every` so many steps. It keeps the weights that were best, and training stops
-    at the third look in a row that is no better.
+    Parameters that need no gradient stay as they are. `after(i)` is called when step i is done.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=betas, weight_decay=weight_decay)
-    losses, seen, weights = [], [], None
+    losses = []
     for i in range(steps):
         if Estimate.in_use and i == 1:  # the first step is slower than the others
             second = time.process_time()
@@ -91,15 +90,8 @@ def train(
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         losses.append(loss.item())
-        if look and (i + 1) % every == 0:
-            with torch.no_grad():
-                seen.append(look())
-            if seen[-1] == min(seen):
-                weights = copy.deepcopy(model.state_dict())
-            elif len(seen) > 3 and min(seen[-3:]) > min(seen):
-                break
-    if weights:
-        model.load_state_dict(weights)
+        if after:
+            after(i)
     return losses
 
 
@@ -124,8 +116,9 @@ def best_rate(rows, loss, **trial):
 class Experiment:
     """What a script trains.
 
-    A job is a tuple with an entry for each of `fields`, among them "rate" and "seed". `trials` and
-    `runs` list jobs; `run` makes one, and returns the numbers that go into its row beside them.
+    A job is a tuple with an entry for each of `fields`, among them "seed" and what was chosen, such
+    as the step size, "rate". `trials` and `runs` list jobs; `run` makes one, and returns the
+    numbers that go into its row beside them, and "weights" where these are to be kept.
     """
 
     name: str  # of the script, and of its file
@@ -137,11 +130,18 @@ class Experiment:
     runs: Callable  # rows, settings -> the other jobs, at the best step sizes of the rows' trials
     run: Callable  # *job, settings -> dict
     shown: Callable  # row -> a few words
-    more: dict = dataclasses.field(default_factory=dict)  # entries of the file beside its rows
-    finish: Callable | None = None  # rows, settings -> what changes in `more` when all is done
+    kept: tuple = ()  # first entries of the jobs whose weights are kept beside the file
+    more: tuple = ()  # entries of the file beside its rows
+    finish: Callable | None = None  # rows, settings, output -> these, when all is done
+
+    @property
+    def renew(self):
+        """The command that makes the script begin again."""
+        return f"python benchmarks/{self.name}.py --renew"
 
     def job_of(self, row):
-        return tuple(row[field] for field in self.fields)
+        entries = (row[field] for field in self.fields)
+        return tuple(tuple(x) if isinstance(x, list) else x for x in entries)
 
     def seed_of(self, job):
         return job[self.fields.index("seed")]
@@ -151,12 +151,20 @@ class Experiment:
         trials = self.trials(settings)
         return trials + [job for job in self.runs(rows, settings) if job not in trials]
 
+    def weights_file(self, job, settings, output):
+        """Where the weights of a run are kept: those of the first seed."""
+        if job[0] in self.kept and self.seed_of(job) == settings["seeds"][0]:
+            return output.with_name(f"{output.stem}_{job[0]}.npz")
+        return None
+
     def make_row(self, job, settings):
+        """Make a run: its row, and its weights."""
         torch.manual_seed(self.seed_of(job))
         start = time.process_time()
         found = self.run(*job, settings)
         seconds = time.process_time() - start
-        return dict(zip(self.fields, job, strict=True)) | found | {"seconds": seconds}
+        weights = found.pop("weights", None)
+        return dict(zip(self.fields, job, strict=True)) | found | {"seconds": seconds}, weights
 
     def main(self):
         """Do what the command line says."""
@@ -171,12 +179,15 @@ class Experiment:
         settings = self.settings | self.quick if options.quick else self.settings
         output = options.output or Path(results.__file__).with_name(f"{self.name}.json")
         torch.set_num_threads(1)
-        rows = [] if options.renew else results.earlier_rows(output, settings, renew(self.name))
-        self.do(settings, rows, output, options.seeds, estimate=not options.quick)
+        earlier = {} if options.renew else results.earlier(output, settings, self.renew)
+        self.do(settings, earlier, output, options.seeds, estimate=not options.quick)
         print(f"wrote {output}")
 
-    def do(self, settings, rows, output, seeds=None, *, estimate=True):
-        """Make the runs that are missing, and save each."""
+    def do(self, settings, earlier, output, seeds=None, *, estimate=True):
+        """Make the runs that are missing in an earlier file, and save each."""
+        rows = [row for row in earlier.get("rows", []) if self.is_whole(row, settings, output)]
+        entries = {name: earlier.get(name, {}) for name in self.more}
+        machines, here = list(earlier.get("machine", [])), measure.machine()
         trials = self.trials(settings)
 
         def missing():
@@ -187,39 +198,40 @@ class Experiment:
                 if job not in done and (not seeds or job in trials or self.seed_of(job) in seeds)
             ]
 
+        def save():
+            head = {"machine": machines, "what": self.what, "seed": settings["seeds"]}
+            head |= {"settings": settings, "renew": self.renew}
+            with contextlib.redirect_stdout(None):
+                results.save(self.name, head | entries | {"rows": rows}, output=output)
+
         clock = Clock(self, rows, settings)
         left = missing()
         takes = f", about {clock.minutes(left):.0f} minutes" if estimate else ""
         print(f"{len(rows)} runs done, {len(left)} left{takes}", flush=True)
+        new = bool(left)
+        if new and here not in machines:
+            machines.append(here)
         while left:
-            row = self.make_row(left[0], settings)
-            rows.append(row)
+            row, weights = self.make_row(left[0], settings)
+            if file := self.weights_file(left[0], settings, output):
+                np.savez_compressed(file, **{name: x.numpy() for name, x in weights.items()})
+            rows.append(row | {"machine": machines.index(here)})
             place = {job: i for i, job in enumerate(self.all_jobs(rows, settings))}
             rows.sort(key=lambda row: place.get(self.job_of(row), len(place)))
-            self.save(output, settings, rows)
+            save()
             left = missing()
             job = ", ".join(str(x) for x in self.job_of(row))
             takes = f", {clock.minutes(left):.0f} min left" if estimate else ""
             took = f"({row['seconds']:.1f} s{takes})"
             print(bar(len(rows), len(rows) + len(left)), job, self.shown(row), took, flush=True)
-        if self.finish and not seeds:
-            self.more = self.more | self.finish(rows, settings)
-            self.save(output, settings, rows)
+        if self.finish and not seeds and (new or not all(entries.values())):
+            entries |= self.finish(rows, settings, output)
+            save()
 
-    def save(self, output, settings, rows):
-        save(self.name, self.what, settings, output, **self.more, rows=rows)
-
-
-def renew(name):
-    """The command that makes a script begin again."""
-    return f"python benchmarks/{name}.py --renew"
-
-
-def save(name, what, settings, output, **entries):
-    """Write a script's file without a word: its settings, its seeds and more entries."""
-    head = {"what": what, "seed": settings["seeds"], "settings": settings, "renew": renew(name)}
-    with contextlib.redirect_stdout(None):
-        results.save(name, head | entries, output=output)
+    def is_whole(self, row, settings, output):
+        """Whether the weights of a row are there, if they are to be kept."""
+        file = self.weights_file(self.job_of(row), settings, output)
+        return file is None or file.exists()
 
 
 class Clock:

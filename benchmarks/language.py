@@ -167,7 +167,7 @@ def rows_of(n, tokens):
     return tuple(tokens[:, 3 - n + i : tokens.shape[1] + 1 - n + i] for i in range(n))
 
 
-def lines(rows, settings):
+def lines(rows, settings, output):
     """The entropy of the grammar, and the excess of tables of one, two and three words in a row."""
     tokens, surprise, _ = facts.draw(batch=settings["counted"], length=settings["length"], seed=99)
     test, floor, _ = facts.draw(batch=settings["asked"], length=settings["length"], seed=98)
@@ -223,7 +223,7 @@ EXPERIMENT = harness.Experiment(
     runs=runs,
     run=run,
     shown=lambda row: f"excess {row['excess']:.3f}, facts {row['facts']:.3f}",
-    more={"lines": {}},
+    more=("lines",),
     finish=lines,
 )
 

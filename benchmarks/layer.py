@@ -2,6 +2,7 @@
 
 python benchmarks/layer.py                     writes lesson_code/results/layer.json
 python benchmarks/layer.py --output FILE       writes another file
+python benchmarks/layer.py --seeds 0 1         makes the long runs of these seeds only
 python benchmarks/layer.py --renew             begins again, whatever the file holds
 python benchmarks/layer.py --quick             every kind of model for a few steps: only a try
 
@@ -19,32 +20,31 @@ For linear attention, a row also says which names share a place in the state: th
 of one matches the keys of the other at least half as well as its own. And it says how much of the
 probability that the model misses is missed at these names.
 
-A list of its own, "drawers", has linear attention with other numbers of heads and of features (in
-all heads together; the values keep their width). It is trained for 600 steps, with two step sizes
-and three seeds, and shared places are listed for each head.
+"linear, 2 of 16" and the like are linear attention with so many heads of so many features each;
+the values keep their width. They are trained for 600 steps, with two step sizes. Shared places are
+listed for each head.
 
 Besides, one batch goes forward and backward through the linear model, by one call and by one step
 for each word; the file has the fastest of the times, in milliseconds of the processor.
 
-Every run is saved when it ends, and a run that the file has is not repeated.
+Every run is saved when it ends, and a run that the file has is not repeated. One thread takes about
+twenty minutes.
 """
 
-import argparse
-import json
+import math
 import time
-from pathlib import Path
 
 import harness
+import mixers
 import numpy as np
 import torch
 from torch import nn
 
 import lesson_code.torch as lt
-from lesson_code import results
 
 # All that a result depends on. A change of anything else that matters raises the version.
 SETTINGS = {
-    "version": 2,
+    "version": 3,
     "words": 16,  # names, and as many verbs
     "sentences": 32,
     "width": 32,
@@ -55,13 +55,11 @@ SETTINGS = {
     "seeds": [0, 1, 2],
     "asked": 512,  # tales
     "people": [[1, 2], [3, 4], [5, 8], [9, 12], [13, 16]],
-    "drawers": [[1, 8], [1, 16], [1, 64], [2, 32], [4, 32]],  # heads, features
+    "drawers": [[1, 8], [1, 16], [1, 64], [2, 16], [4, 8]],  # heads, features of each
     "drawer_rates": [1e-2, 3e-2],
 }
 QUICK = {"width": 8, "steps": 3, "longer": 2, "rates": [1e-2], "seeds": [0], "asked": 32}
-QUICK |= {"drawers": [[2, 4]], "drawer_rates": [1e-2]}
-RENEW = harness.renew("layer")
-WHAT = "tales in which a name tells the verb, models of one layer, float32"
+QUICK |= {"drawers": [[2, 2]], "drawer_rates": [1e-2]}
 
 
 def held_out(who, verb):
@@ -117,13 +115,13 @@ class KeylessLayer(lt.LinearTransformerLayer):
 
 
 class DrawersLayer(lt.LinearTransformerLayer):
-    """Linear attention whose heads have as many features in all as asked for."""
+    """Linear attention whose heads have as many features each as asked for."""
 
     def __init__(self, width, num_heads, features):
         super().__init__(width, num_heads)
         self.heads = num_heads
-        self.query = nn.Linear(width, features, bias=False)
-        self.key = nn.Linear(width, features, bias=False)
+        self.query = nn.Linear(width, num_heads * features, bias=False)
+        self.key = nn.Linear(width, num_heads * features, bias=False)
 
     def mix(self, x, state):
         maps = self.query, self.key, self.value
@@ -136,22 +134,19 @@ class DrawersLayer(lt.LinearTransformerLayer):
 LAYERS = {"softmax": SoftmaxLayer, "linear": lt.LinearTransformerLayer, "keyless": KeylessLayer}
 
 
+def drawers(settings):
+    """Heads, and features of each, of the models that have other numbers of them."""
+    return {f"linear, {heads} of {each}": (heads, each) for heads, each in settings["drawers"]}
+
+
 def make_model(mixer, settings):
-    layers = [WithPrevious, LAYERS[mixer]]
-    return lt.LanguageModel(2 * settings["words"] + 1, settings["width"], layers, num_heads=1)
+    heads, each = drawers(settings).get(mixer, (1, None))
 
+    def layer(width, num_heads):
+        return DrawersLayer(width, heads, each) if each else LAYERS[mixer](width, num_heads)
 
-def train(model, steps, rate, seed, settings):
-    rng = np.random.default_rng(seed)
-    optimizer = torch.optim.Adam(model.parameters())
-    for i in range(steps):
-        optimizer.param_groups[0]["lr"] = rate * min(1, (i + 1) / 50) * (1 - i / steps)
-        text = tales(rng, settings["batch"], settings)
-        logits = model(text[:, :-1])
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    words, width = settings["words"], settings["width"]
+    return lt.LanguageModel(2 * words + 1, width, [WithPrevious, layer], num_heads=1)
 
 
 @torch.no_grad()
@@ -174,7 +169,7 @@ def asked_and_written(model, settings):
     return layer.query(asking), layer.key(written)
 
 
-def shared_places(model, settings, heads=1):
+def shared_places(model, settings, heads):
     """Pairs of names of which one's query matches the other's keys half as well as its own.
 
     A list for each head.
@@ -189,67 +184,43 @@ def shared_places(model, settings, heads=1):
 
 
 def run(mixer, steps, rate, seed, settings):
-    """Train and ask one model: a row of the result."""
-    torch.manual_seed(seed)
-    start = time.perf_counter()
-    model = make_model(mixer, settings)
-    train(model, steps, rate, seed, settings)
-    seconds = time.perf_counter() - start
+    """Train and ask one model."""
+    model, rng = make_model(mixer, settings), np.random.default_rng(seed)
+
+    def batch_loss(_):
+        text = tales(rng, settings["batch"], settings)
+        logits = model(text[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+    adam = {"schedule": harness.linear, "betas": (0.9, 0.999), "clip": math.inf}
+    harness.train(model, batch_loss, steps, rate, **adam)
     other = tales(np.random.default_rng([seed, 1]), settings["asked"], settings)
     new = tales(np.random.default_rng([seed, 2]), settings["asked"], settings, new=True)
     log_p, who, people, is_new = ask(model, new, settings)
-    p = log_p.exp()
-    shared = shared_places(model, settings)[0] if mixer == "linear" else None
-    in_pair = torch.isin(who, torch.tensor(shared or [], dtype=who.dtype))
-    return {
-        "mixer": mixer,
-        "steps": steps,
-        "rate": rate,
-        "seed": seed,
-        "parameters": sum(x.numel() for x in model.parameters()),
+    p, shared = log_p.exp(), None
+    if mixer.startswith("linear"):
+        shared = shared_places(model, settings, drawers(settings).get(mixer, (1, None))[0])
+    found = {
+        "parameters": mixers.count(model),
         "loss_to_choose_by": -ask(model, other, settings)[0].mean().item(),
         "loss": -log_p.mean().item(),
         "probability": p.mean().item(),
+        "shared": shared,
+    }
+    if mixer not in LAYERS:
+        return found
+    in_pair = torch.isin(who, torch.tensor(shared[0] if shared else [], dtype=who.dtype))
+    missed = ((1 - p)[in_pair].sum() / (1 - p).sum()).item()
+    return found | {
         "probability_new_pairs": p[is_new].mean().item(),
         "probability_by_people": [
             p[(people >= low) & (people <= high)].mean().item() for low, high in settings["people"]
         ],
-        "shared": shared,
-        "missed_at_shared": ((1 - p)[in_pair].sum() / (1 - p).sum()).item() if shared else None,
-        "seconds": seconds,
+        "missed_at_shared": missed if shared and shared[0] else None,
     }
 
 
-def run_drawers(heads, features, rate, seed, settings):
-    """Train and ask linear attention with these heads and features: a row of the list."""
-    torch.manual_seed(seed)
-    start = time.perf_counter()
-    words, width = settings["words"], settings["width"]
-
-    def layer(width, num_heads):
-        return DrawersLayer(width, num_heads, features)
-
-    model = lt.LanguageModel(2 * words + 1, width, [WithPrevious, layer], num_heads=heads)
-    train(model, settings["steps"], rate, seed, settings)
-    seconds = time.perf_counter() - start
-    other = tales(np.random.default_rng([seed, 1]), settings["asked"], settings)
-    new = tales(np.random.default_rng([seed, 2]), settings["asked"], settings, new=True)
-    log_p = ask(model, new, settings)[0]
-    return {
-        "heads": heads,
-        "features": features,
-        "rate": rate,
-        "seed": seed,
-        "parameters": sum(x.numel() for x in model.parameters()),
-        "loss_to_choose_by": -ask(model, other, settings)[0].mean().item(),
-        "loss": -log_p.mean().item(),
-        "probability": log_p.exp().mean().item(),
-        "shared": shared_places(model, settings, heads),
-        "seconds": seconds,
-    }
-
-
-def time_batch(settings, repeats=20):
+def time_batch(rows, settings, output, repeats=20):
     """Fewest milliseconds to make the gradients of one batch, in parallel and step by step."""
     torch.manual_seed(0)
     model = make_model("linear", settings)
@@ -268,91 +239,55 @@ def time_batch(settings, repeats=20):
         nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()).backward()
         return 1000 * (time.process_time() - start)
 
-    return {
+    times = {
         name: min(milliseconds(forward) for _ in range(repeats))
         for name, forward in {"forward": model, "step": in_steps}.items()
     }
+    return {"milliseconds_batch": times}
 
 
-def best_rates(mixer, rows, settings):
-    """The best step size, and the next smaller one."""
-
-    def loss(rate):
-        found = (mixer, settings["steps"], rate)
-        chosen = [row for row in rows if (row["mixer"], row["steps"], row["rate"]) == found]
-        return np.mean([row["loss_to_choose_by"] for row in chosen])
-
-    best = settings["rates"].index(min(settings["rates"], key=loss))
-    return settings["rates"][max(best - 1, 0) : best + 1]
-
-
-def all_jobs(settings, rows):
-    """Mixer, steps, rate and seed of every run; the long ones are known when the short are done."""
-    short = [
+def trials(settings):
+    """Every step size with every seed; they choose the step size of the long runs."""
+    rates = dict.fromkeys(LAYERS, settings["rates"])
+    rates |= dict.fromkeys(drawers(settings), settings["drawer_rates"])
+    return [
         (mixer, settings["steps"], rate, seed)
-        for mixer in LAYERS
-        for rate in settings["rates"]
-        for seed in settings["seeds"]
-    ]
-    done = [job_of(row) for row in rows]
-    if not set(short) <= set(done):
-        return short + [job for job in done if job not in short]
-    long = settings["longer"] * settings["steps"]
-    return short + [
-        (mixer, long, rate, seed)
-        for mixer in LAYERS
-        for rate in best_rates(mixer, rows, settings)
+        for mixer in rates
+        for rate in rates[mixer]
         for seed in settings["seeds"]
     ]
 
 
-def job_of(row):
-    return row["mixer"], row["steps"], row["rate"], row["seed"]
+def runs(rows, settings):
+    """Longer runs, with the best step size and the next smaller one."""
+
+    def rates(mixer):
+        trial = {"mixer": mixer, "steps": settings["steps"]}
+        best = harness.best_rate(rows, lambda row: row["loss_to_choose_by"], **trial)
+        return [rate for rate in settings["rates"] if rate <= (best or math.inf)][-2:]
+
+    steps = settings["longer"] * settings["steps"]
+    return [
+        (mixer, steps, rate, seed)
+        for mixer in LAYERS
+        for rate in rates(mixer)
+        for seed in settings["seeds"]
+    ]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--renew", action="store_true")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    settings = SETTINGS | QUICK if options.quick else SETTINGS
-    if options.quick and not options.output:
-        parser.error("--quick needs an --output, so that no result is lost")
-    output = options.output or Path(results.__file__).with_name("layer.json")
-    torch.set_num_threads(1)
-    rows = [] if options.renew else results.earlier_rows(output, settings, RENEW)
-    earlier = {} if options.renew or not output.exists() else json.loads(output.read_text())
-    times = earlier.get("milliseconds_batch") or time_batch(settings)
-    drawers = earlier.get("drawers", [])
-
-    while left := [job for job in all_jobs(settings, rows) if job not in map(job_of, rows)]:
-        row = run(*left[0], settings)
-        rows.append(row)
-        jobs = all_jobs(settings, rows)
-        rows.sort(key=lambda row: jobs.index(job_of(row)))
-        found = f"probability {row['probability']:.3f}, loss {row['loss']:.3f}"
-        print(f"{len(left)} left; {job_of(row)}: {found} ({row['seconds']:.0f} s)", flush=True)
-        save(output, settings, times, rows, drawers)
-
-    for heads, features in settings["drawers"]:
-        for rate in settings["drawer_rates"]:
-            for seed in settings["seeds"]:
-                job = {"heads": heads, "features": features, "rate": rate, "seed": seed}
-                if any(row | job == row for row in drawers):
-                    continue
-                drawers.append(run_drawers(**job, settings=settings))
-                print(job, f"probability {drawers[-1]['probability']:.3f}", flush=True)
-                save(output, settings, times, rows, drawers)
-    save(output, settings, times, rows, drawers)
-    print(f"wrote {output}")
-
-
-def save(output, settings, times, rows, drawers):
-    harness.save(
-        "layer", WHAT, settings, output, milliseconds_batch=times, rows=rows, drawers=drawers
-    )
-
+EXPERIMENT = harness.Experiment(
+    name="layer",
+    what="tales in which a name tells the verb, models of one layer, float32",
+    settings=SETTINGS,
+    quick=QUICK,
+    fields=("mixer", "steps", "rate", "seed"),
+    trials=trials,
+    runs=runs,
+    run=run,
+    shown=lambda row: f"probability {row['probability']:.3f}, loss {row['loss']:.3f}",
+    more=("milliseconds_batch",),
+    finish=time_batch,
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -21,7 +21,7 @@ where the writer has been seen in an earlier letter and not yet in this one. "ga
 GLA are the medians at token 0.
 
 Every run is saved when it ends, and a run that the file has is not repeated. One thread takes about
-10 minutes.
+a quarter of an hour.
 """
 
 import harness
@@ -47,7 +47,7 @@ SETTINGS = {
     "steps": 400,
     "rates": [3e-3, 1e-2, 3e-2],
     "choosing": 100,  # the seed that chooses the rate
-    "seeds": [0, 1, 2],
+    "seeds": [0, 1, 2, 3, 4],
     "asked": 512,  # texts
 }
 QUICK = {"length": 12, "batch": 4, "steps": 2, "rates": [1e-2], "seeds": [0], "asked": 64}

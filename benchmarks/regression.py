@@ -22,7 +22,8 @@ n/2 + 1 to n, for n = 1, 2, 4, ... examples; all sequences of a seed are average
 "delta" has one step for all tokens; that of "delta, falling" is h / (h + t) at token t = 1, 2, ...,
 so it begins near 1 and is one half at t = h. "mesa, keeps all" is Mesa without its decay. "batch"
 takes all gradients of 16 tokens where they begin, without the norm and the bias that TTT-Linear
-adds. One thread takes about two minutes.
+adds. One thread takes about two minutes. As nothing is trained, no run is worth saving by itself,
+and `harness.py` has no part in this.
 """
 
 import argparse

@@ -29,7 +29,6 @@ SMALL = {
     "bracket": ["--lengths", "70", "128", "--repeats", "1"],
     "chapters": ["--chapters", "02"],
     "causal": ["--lengths", "70", "128", "--repeats", "1"],
-    "conversion": ["--quick"],
     "crossings": ["--settings", "base", "--lengths", "70", "--repeats", "1", "--runs", "1"],
     "decoding": ["--positions", "5", "50", "--contexts", "5", "50", "--repeats", "1"],
     "delta": ["--lengths", "130", "--widths", "16", "--long", "130", "--repeats", "1"],
@@ -37,7 +36,6 @@ SMALL = {
     "family": ["--length", "70", "--repeats", "1"],
     "forgetting": ["--quick"],
     "forms": ["--tokens", "70", "--lengths", "1", "16", "--repeats", "1"],
-    "lookup": ["--quick"],
     "letters": ["--quick"],
     "habits": ["--calls", "2", "--trials", "1"],
     "heads": ["--quick"],
@@ -85,8 +83,13 @@ def test_a_result_says_where_it_comes_from(name: str) -> None:
     assert {"what", "machine", "date", "rows"} <= set(result)
     no_draws = ("chapters", "exchange", "predictions", "registers", "stalls")
     assert "seed" in result or name in no_draws
-    assert {"device", "threads", "python", "torch"} <= set(result["machine"])
+    machines = result["machine"] if isinstance(result["machine"], list) else [result["machine"]]
+    for machine in machines:
+        assert {"device", "threads", "python", "torch"} <= set(machine)
     assert result["rows"]
+    if machines is result["machine"]:  # each row says on which it was made
+        seen = dict.fromkeys(row["machine"] for row in result["rows"])
+        assert set(seen) == set(range(len(machines)))
 
 
 def test_every_result_has_its_script() -> None:
@@ -195,7 +198,7 @@ def test_a_cache_that_outgrows_the_memory_is_not_run(decoding: ModuleType) -> No
 # --- The scripts that train ---------------------------------------------------------------------
 
 
-TRAINED = ["digits", "layer", "overwriting", "recall"]
+TRAINED = ["conversion", "digits", "layer", "lookup", "overwriting", "recall"]
 
 
 def train(name: str, output: Path, *, expect: str) -> dict:
@@ -210,6 +213,17 @@ def train(name: str, output: Path, *, expect: str) -> dict:
 
 def without_seconds(result: dict) -> list[dict]:
     return [row | {"seconds": 0} for row in result["rows"]]
+
+
+def test_rows_of_another_machine_are_kept_with_its_name(tmp_path: Path) -> None:
+    output = tmp_path / "lookup.json"
+    result = train("lookup", output, expect="0 runs done, 6 left")
+    [here], kept = result["machine"], result["rows"][:-1]
+    there = here | {"device": "another"}
+    output.write_text(json.dumps(result | {"machine": [there], "rows": kept}), encoding="utf-8")
+    again = train("lookup", output, expect="5 runs done, 1 left")
+    assert again["machine"] == [there, here]
+    assert [row["machine"] for row in again["rows"]] == [0] * 5 + [1]
 
 
 def test_every_script_is_tried() -> None:
@@ -247,14 +261,31 @@ def test_recall_is_trained_again_where_it_is_missing(tmp_path: Path) -> None:
 def test_layers_are_trained_again_where_they_are_missing(tmp_path: Path) -> None:
     """The short runs come first, as they choose the step size of the long ones."""
     output = tmp_path / "layer.json"
-    result = train("layer", output, expect="3 left")
-    assert len(result["rows"]) == 6
+    result = train("layer", output, expect="0 runs done, 7 left")
+    short = [row["steps"] == result["settings"]["steps"] for row in result["rows"]]
+    assert short == [True] * 4 + [False] * 3
 
     kept = [row for row in result["rows"] if row["mixer"] != "linear"]
     output.write_text(json.dumps(result | {"rows": kept}), encoding="utf-8")
-    again = train("layer", output, expect="1 left")
+    again = train("layer", output, expect="5 runs done, 2 left")
     assert without_seconds(again) == without_seconds(result)
     assert all(row in again["rows"] for row in kept)
+
+
+def test_a_conversion_goes_on_from_the_softmax_model_of_its_seed(tmp_path: Path) -> None:
+    """It is trained again, and the same; step sizes are those that the trials have chosen."""
+    output = tmp_path / "conversion.json"
+    result = train("conversion", output, expect="0 runs done, 28 left")
+    assert [row["rates"] for row in result["rows"]][:14] == [[]] * 14
+    kept = [row for row in result["rows"] if (row["way"], row["seed"]) != ("T2R", 0)]
+    output.write_text(json.dumps(result | {"rows": kept}), encoding="utf-8")
+    again = train("conversion", output, expect="27 runs done, 1 left")
+
+    def stages(found: dict) -> list:
+        return [[s | {"seconds": 0} for s in row["stages"]] for row in found["rows"]]
+
+    assert stages(again) == stages(result)
+    assert [row["rates"] for row in again["rows"]] == [row["rates"] for row in result["rows"]]
 
 
 def test_notes_are_trained_again_where_they_are_missing(tmp_path: Path) -> None:
@@ -281,7 +312,7 @@ def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
         with np.load(tmp_path / f"digits_{mixer}.npz") as arrays:
             return dict(arrays)
 
-    result = train("digits", output, expect="4 runs, 4 left")
+    result = train("digits", output, expect="0 runs done, 4 left")
     before = weights("linear")
     assert len(result["rows"]) == 4
     settings = result["settings"]
@@ -312,7 +343,7 @@ def test_digits_are_trained_again_where_they_are_missing(tmp_path: Path) -> None
     # A missing row or a missing file of weights is made again, and the same.
     (tmp_path / "digits_linear.npz").unlink()
     output.write_text(json.dumps(result | {"rows": result["rows"][:-1]}), encoding="utf-8")
-    again = train("digits", output, expect="4 runs, 2 left")
+    again = train("digits", output, expect="2 runs done, 2 left")
     assert without_seconds(again) == without_seconds(result)
     assert all(np.array_equal(x, before[name]) for name, x in weights("linear").items())
 
@@ -402,40 +433,34 @@ def test_many_readers_gain_less_in_time_than_in_bytes() -> None:
     assert many["seconds"]["none"] > 3 * one["seconds"]["none"]
 
 
-@pytest.mark.parametrize("name", ["forgetting", "overwriting", "recall", "tracking"])
+MODELS = [
+    *("conversion", "digits", "forgetting", "language", "layer", "letters", "lookup", "needle"),
+    *("overwriting", "recall", "tracking"),
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_committed_runs_are_those_of_the_script(name: str) -> None:
-    """With the step sizes that its trials choose, and none twice; some may be missing."""
+    """All of them, in its order, with the step sizes that its trials choose, and none twice."""
     experiment, result = script(name).EXPERIMENT, results.load(name)
     assert result["settings"] == experiment.settings and result["what"] == experiment.what
     runs = [experiment.job_of(row) for row in result["rows"]]
-    assert len(runs) == len(set(runs))
-    assert set(runs) <= set(experiment.all_jobs(result["rows"], experiment.settings))
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_committed_training_is_of_this_version_and_whole(name: str) -> None:
-    module, result = script(name), results.load(name)
-    assert result["settings"] == module.SETTINGS
-    by_task: dict = {}  # more keys need a larger vocabulary
-    for row in result["rows"]:
-        by_task.setdefault(row.get("keys"), []).append(row["parameters"])
-    assert all(max(sizes) <= 1.01 * min(sizes) for sizes in by_task.values())
-    if name == "layer":
-        runs = [module.job_of(row) for row in result["rows"]]
-        assert runs == module.all_jobs(module.SETTINGS, result["rows"])
-    elif name == "overwriting":
-        runs = [module.EXPERIMENT.job_of(row) for row in result["rows"]]
-        jobs = module.EXPERIMENT.all_jobs(result["rows"], module.SETTINGS)
-        assert sorted(runs) == sorted(jobs)
-    elif name == "recall":  # with two heads all is there; other sizes may be missing
-        runs = [module.EXPERIMENT.job_of(row) for row in result["rows"]]
-        jobs = module.EXPERIMENT.all_jobs(result["rows"], module.SETTINGS)
-        assert runs == [job for job in jobs if job in runs]
+    jobs = experiment.all_jobs(result["rows"], experiment.settings)
+    if name == "recall":  # with two heads all is there; other sizes may be missing
         assert {job for job in jobs if job[1] == 2} <= set(runs)
-    else:
-        runs = [(row["mixer"], row["seed"]) for row in result["rows"]]
-        seeds = module.SETTINGS["seeds"]
-        assert runs == [(mixer, seed) for seed in seeds for mixer in module.MIXERS]
+        jobs = [job for job in jobs if job in runs]
+    assert runs == jobs
+    output = Path(results.__file__).with_name(f"{name}.json")
+    assert all(experiment.is_whole(row, experiment.settings, output) for row in result["rows"])
+
+
+@pytest.mark.parametrize("name", ["digits", "layer", "overwriting", "recall"])
+def test_models_that_are_compared_are_equally_large(name: str) -> None:
+    by_task: dict = {}  # more keys need a larger vocabulary
+    for row in results.load(name)["rows"]:
+        if " of " not in row["mixer"]:  # other numbers of heads and features, on purpose
+            by_task.setdefault(row.get("keys"), []).append(row["parameters"])
+    assert all(max(sizes) <= 1.01 * min(sizes) for sizes in by_task.values())
 
 
 def told(mixer: str, steps: int) -> list[float]:
@@ -690,7 +715,7 @@ def losses_of_letters(mixer: str) -> dict[str, list[float]]:
     """Losses by seed of one mixer, of words that end and of a sign that lasts."""
     result = results.load("letters")
     rows = [r for r in result["rows"] if r["mixer"] == mixer and r["seed"] in result["seed"]]
-    assert len(rows) == 3
+    assert len(rows) == 5
     return {what: [row[what] for row in rows] for what in ("loss", "words", "sign")}
 
 
@@ -701,8 +726,8 @@ def test_only_a_gate_for_each_channel_ends_words_and_keeps_a_sign() -> None:
     )
     assert max(plain["sign"]) < 0.1 and min(plain["words"]) > 1.5
     assert min(constant["sign"]) > 0.5 and min(constant["words"]) > max(one["words"]) + 0.05
-    assert min(one["sign"]) > 1.3 and max(one["words"]) < 1.12
-    assert max(channels["sign"]) < 0.05 and max(channels["words"]) < 1.1
+    assert min(one["sign"]) > 1.2 and max(one["words"]) < 1.13
+    assert max(channels["sign"]) < 0.05 and max(channels["words"]) < 1.11
 
 
 def test_a_constant_for_each_channel_gets_neither_quite_right() -> None:
@@ -711,7 +736,7 @@ def test_a_constant_for_each_channel_gets_neither_quite_right() -> None:
         for name in ("constant", "constant per channel", "gate per channel")
     )
     assert max(each["sign"]) < min(one["sign"]) - 0.3
-    assert min(each["sign"]) > max(gates["sign"]) + 0.1
+    assert min(each["sign"]) > max(gates["sign"]) + 0.05
     assert max(gates["words"]) + 0.04 < min(each["words"])
     assert max(each["words"]) < min(one["words"])
 
@@ -728,7 +753,7 @@ def test_few_gates_would_do_and_more_are_found_more_often() -> None:
     kept = [
         sum(sign < 0.1 for sign in losses_of_letters(f"own, {n} gates")["sign"]) for n in (2, 4, 8)
     ]
-    assert kept == [0, 2, 3]
+    assert kept == [0, 2, 5]
 
 
 def test_two_heads_with_one_gate_each_do_nearly_as_well() -> None:

@@ -55,7 +55,8 @@ def test_it_lists_all_results(page: BeautifulSoup) -> None:
     for name, result in RESULTS.items():
         assert found[name][1].replace("’", "'") == " ".join(result["what"].split())
         assert found[name][2] == result["date"]
-        assert result["machine"]["device"] in found[name][3]
+        for machine in status_page.machines(result):
+            assert machine["device"] in found[name][3] and machine["torch"] in found[name][4]
 
 
 def test_it_says_whether_a_gpu_has_measured(page: BeautifulSoup) -> None:
@@ -63,6 +64,15 @@ def test_it_says_whether_a_gpu_has_measured(page: BeautifulSoup) -> None:
     measured = status_page.on_a_gpu(RESULTS)
     assert ("No results from a GPU are committed yet" in said) == (not measured)
     assert ("Last measured on" in said) == bool(measured)
+
+
+def test_every_machine_of_a_result_is_named_once() -> None:
+    one = {"device": "X", "threads": 1, "python": "3.12", "torch": "2"}
+    other = one | {"device": "Y", "torch": "3"}
+    result = {"machine": [one, other, one | {"python": "3.13"}]}
+    assert status_page.where(result) == "X and Y, 1 thread"
+    assert status_page.torch_of(result) == "2, 3"
+    assert status_page.where({"machine": one | {"threads": 2}}) == "X, 2 threads"
 
 
 def test_a_gpu_is_picked_up_with_its_last_date(tmp_path: Path) -> None:

@@ -26,11 +26,22 @@ def on_a_gpu(results: dict[str, dict]) -> dict[str, dict]:
     return {name: result for name, result in results.items() if name.endswith("_cuda.json")}
 
 
+def machines(result: dict) -> list[dict]:
+    """Those that a result comes from; runs that are trained may come from several."""
+    found = result["machine"]
+    return found if isinstance(found, list) else [found]
+
+
 def where(result: dict) -> str:
-    """The machine of a result in a few words."""
-    machine = result["machine"]
-    threads = machine["threads"]
-    return f"{machine['device']}, {threads} thread{'s' if threads != 1 else ''}"
+    """The machines of a result in a few words."""
+    devices = " and ".join(dict.fromkeys(machine["device"] for machine in machines(result)))
+    threads = machines(result)[0]["threads"]
+    return f"{devices}, {threads} thread{'s' if threads != 1 else ''}"
+
+
+def torch_of(result: dict) -> str:
+    """The versions of torch that a result comes from."""
+    return ", ".join(dict.fromkeys(machine["torch"] for machine in machines(result)))
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -55,7 +66,7 @@ def chapters(results: dict[str, dict]) -> list[str]:
 
 def files(results: dict[str, dict]) -> list[str]:
     rows = [
-        [f"`{name}`", result["what"], result["date"], where(result), result["machine"]["torch"]]
+        [f"`{name}`", result["what"], result["date"], where(result), torch_of(result)]
         for name, result in results.items()
     ]
     return table(["file", "what", "date", "machine", "torch"], rows)

@@ -116,16 +116,16 @@ def reach(followed: Mapping[str, Mapping[str, ArrayLike]], trained: float) -> Bo
     """
     rows = [len(models) for models in followed.values()]
     figure, axes = new_figure(
-        1, len(rows), height=0.3 * sum(rows) + 0.75 * len(rows), sharex=True, height_ratios=rows
+        1, len(rows), height=0.36 * sum(rows) + 0.75 * len(rows), sharex=True, height_ratios=rows
     )
     most = max(np.max(moves) for models in followed.values() for moves in models.values())
     for panel, (task, models) in zip(axes[:, 0], followed.items(), strict=True):
         panel.set_title(task, loc="left", fontweight="bold")
         panel.axvline(trained, color=GRAY, linestyle=":")
-        for row, moves in enumerate(models.values()):
-            for seed, reached in enumerate(np.asarray(moves)):
-                style = {"marker": MARKERS[seed % len(MARKERS)], "color": BLUE, "markersize": 6}
-                panel.plot(max(reached, 8), row + 0.22 * (seed - 1), **style)
+        for row, moves in enumerate(map(np.asarray, models.values())):
+            for seed, reached in enumerate(moves):
+                style = {"marker": MARKERS[seed % len(MARKERS)], "color": BLUE, "markersize": 5}
+                panel.plot(max(reached, 8), row + 0.18 * (seed - (len(moves) - 1) / 2), **style)
         panel.set_yticks(range(len(models)), list(models))
         panel.set(ylim=(len(models) - 0.4, -0.6), xscale="log")
         panel.xaxis.set_minor_formatter(NullFormatter())

@@ -1,7 +1,8 @@
 """Measurements that took longer than a chapter may: made by the scripts in `benchmarks/`.
 
-Each file is what one script wrote on one machine; the machine, the versions, the seed and the date
-stand in it. Beside them are the weights of models that such a script has trained.
+Each file is what one script wrote; the machine, the versions, the seed and the date stand in it.
+Where runs can be added on another machine, "machine" is a list, and each row says which it was.
+Beside them are the weights of models that such a script has trained.
 """
 
 import datetime
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["earlier_rows", "load", "load_weights", "save"]
+__all__ = ["earlier", "load", "load_weights", "save"]
 
 
 def load(name: str) -> dict:
@@ -101,22 +102,23 @@ def save(name: str, result: dict, *, device: str = "cpu", output: Path | None = 
     print(f"wrote {output}")
 
 
-def earlier_rows(output: Path, settings: dict, renew: str) -> list[dict]:
-    """What a script that goes on where it was stopped has measured before.
+def earlier(output: Path, settings: dict, renew: str) -> dict:
+    """What a script that goes on where it was stopped has written before.
 
     Parameters
     ----------
     output : path
         The script's file.
     settings : dict
-        All that a row depends on. The file has to be of the same.
+        All that a row depends on. The file has to be of the same, but for the list of its seeds:
+        each row says its own.
     renew : str
         The command that begins again.
 
     Returns
     -------
-    list of dict
-        The file's rows; none if there is no file.
+    dict
+        All that the file holds; nothing if there is no file.
 
     Raises
     ------
@@ -124,8 +126,9 @@ def earlier_rows(output: Path, settings: dict, renew: str) -> list[dict]:
         If the file is from another version of the script.
     """
     if not output.exists():
-        return []
+        return {}
     found = json.loads(output.read_text(encoding="utf-8"))
-    if found.get("settings") != settings:
+    no_seeds = {"seeds": None}
+    if found.get("settings", {}) | no_seeds != settings | no_seeds:
         raise SystemExit(f"{output} is from another version of this script. To renew it: {renew}")
-    return found["rows"]
+    return found
