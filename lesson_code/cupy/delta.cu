@@ -27,27 +27,26 @@ constexpr int DECAYS = PER_CHANNEL ? FEATURES : 1;
 // lie in different banks; and so they do in tiles that are 2 wider than 16, for columns r of 16 rows.
 constexpr int pitch(int width) { return width % 32 ? width : width + 16; }
 
-// LENGTH rows on their way from memory, in registers. They are asked for one chunk ahead, so that
-// they arrive while that chunk is computed.
+// LENGTH rows on their way from memory, in registers; a thread has columns part, part + 16, ... of one. They are
+// asked for one chunk ahead, so that they arrive while that chunk is computed.
 template <int WIDTH> struct Tile {
-    static constexpr int LOADS = (LENGTH * WIDTH + THREADS - 1) / THREADS;
+    static constexpr int LOADS = (WIDTH + PARTS - 1) / PARTS;
     float held[LOADS];
 
     // The rows of a chunk, those before `end`, and their columns from `first` on; 0 outside.
     template <typename T> __device__ __forceinline__ void ask(const Rows<T>& rows, int chunk, int end, int first) {
+        const int t = chunk * LENGTH + threadIdx.x / PARTS, part = threadIdx.x % PARTS;
 #pragma unroll
         for (int n = 0; n < LOADS; n++) {
-            const int i = threadIdx.x + n * THREADS, t = chunk * LENGTH + i / WIDTH;
-            const bool known = i < LENGTH * WIDTH && t >= 0 && t < end;
-            held[n] = known ? rows.number(t, first + i % WIDTH) : 0.0f;
+            const bool known = t >= 0 && t < end && n * PARTS + part < WIDTH;
+            held[n] = known ? rows.number(t, first + n * PARTS + part) : 0.0f;
         }
     }
     template <int PITCH> __device__ __forceinline__ void store(float (&tile)[LENGTH][PITCH]) const {
+        const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const int i = threadIdx.x + n * THREADS;
-            if (i < LENGTH * WIDTH) tile[i / WIDTH][i % WIDTH] = held[n];
-        }
+        for (int n = 0; n < LOADS; n++)
+            if (n * PARTS + part < WIDTH) tile[row][n * PARTS + part] = held[n];
     }
 };
 
@@ -254,7 +253,6 @@ __device__ __forceinline__ void walk(Rows<const SCALAR> q, Rows<const SCALAR> k,
         look_up(sums, at.keys, state);
 #pragma unroll
         for (int x = 0; x < WIDE; x++) error[x] = at.values[part][x * LENGTH + row] - sum_of_parts(sums[x]);
-#pragma unroll
         for (int t = 0; t < LENGTH - 1; t++) {
             const float found = at.found[part][t];
 #pragma unroll
@@ -277,9 +275,9 @@ __device__ __forceinline__ void walk(Rows<const SCALAR> q, Rows<const SCALAR> k,
 #pragma unroll
             for (int x = 0; x < WIDE; x++) at.results[part][x * LENGTH + row] = sum_of_parts(sums[x]);
         }
-        ask(chunk + 1);
         __syncthreads();
 
+        ask(chunk + 1);
 #pragma unroll
         for (int n = 0; n < OWN; n++) at.keys[row][n * PARTS + part] = written[n];
         if (OUTPUTS) put(out, at.results, chunk * LENGTH, N, first);
@@ -382,7 +380,6 @@ values_backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR
         look_up(sums, at.keys, later);
 #pragma unroll
         for (int x = 0; x < WIDE; x++) error[x] = sum_of_parts(sums[x]);
-#pragma unroll
         for (int t = LENGTH - 1; t > 0; t--) {
             const float found = at.found[t][part];
 #pragma unroll
@@ -393,9 +390,9 @@ values_backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR
         }
 #pragma unroll
         for (int x = 0; x < WIDE; x++) at.results[part][x * LENGTH + row] = error[x];
-        ask(chunk - 1);
         __syncthreads();
 
+        ask(chunk - 1);
 #pragma unroll
         for (int n = 0; n < OWN; n++) at.keys[row][n * PARTS + part] = reading[n];
         put(grad_v, at.results, chunk * LENGTH, N, first);
@@ -548,6 +545,7 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
         at.results[1][part][row] = grad_reader + beta_of_part * grad_b;
         at.results[2][part][row] = key * grad_b;
         at.results[3][part][row] = sum_of_parts(of.grad_logs);
+        __syncthreads();
 
         ask(chunk - 1);
 #pragma unroll
@@ -561,7 +559,6 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
                 later[n] += query * at.grads[t][m] - reader * at.error_grads[t][m];
             }
         }
-        __syncthreads();
 
         // The row is a token again, so that neighbors write neighboring channels.
         const int t = chunk * LENGTH + row, c = first + part;
@@ -580,6 +577,7 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
             grad_beta[token * gridDim.y + blockIdx.y] = of_beta;
             if (!PER_CHANNEL) grad_log[token * gridDim.y + blockIdx.y] = of_log;
         }
+        __syncthreads();
     }
 
 #pragma unroll

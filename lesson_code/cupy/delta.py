@@ -197,7 +197,7 @@ def backward(grad, grad_last, q, k, v, beta, log_decay, initial):
 
 def _over_columns(name, macros, leading, *arguments):
     """Start a kernel whose blocks have a head and some columns of the values each."""
-    grid = (math.prod(leading), macros["VALUES"] // macros["COLUMNS"])
+    grid = (math.prod(leading), blocks(macros["VALUES"], macros["COLUMNS"]))
     shared = _shared_bytes(macros)
     _kernels.run("delta.cu", macros, name, grid, THREADS, *arguments, shared_bytes=shared)
 
@@ -222,7 +222,7 @@ def _macros(q, beta, log_decay, D, M) -> dict:
         "PER_CHANNEL": int(log_decay.shape[-1] != 1),
         "FEATURES": features,
         "VALUES": values,
-        "COLUMNS": min(values, 64 if features <= 128 else 32),  # of a state in the registers
+        "COLUMNS": min(values, 32),  # of a state in the registers
     }
 
 
