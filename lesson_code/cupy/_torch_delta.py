@@ -36,9 +36,7 @@ def _scan_backward(
     state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`backward` of delta.py, in the dtypes and shapes of what the gradients belong to."""
-    dq, dk, dv, d_beta, d_log, d_state = backward(
-        grad, grad_last, q, k, v, beta, log_decay, state
-    )
+    dq, dk, dv, d_beta, d_log, d_state = backward(grad, grad_last, q, k, v, beta, log_decay, state)
     d_beta = d_beta.sum(dim=-1, keepdim=True).to(beta.dtype)
     if log_decay.shape[-1] == 1:
         d_log = d_log.sum(dim=-1, keepdim=True)

@@ -198,11 +198,9 @@ __device__ __forceinline__ void put(const Rows<T>& out, const float (&tile)[LENG
 // One block for each head and COLUMNS columns. Either the outputs and the last state, or what the backward pass
 // wants to know: the errors, and the state before each chunk, as (columns, features).
 template <bool OUTPUTS>
-__device__ __forceinline__ void walk(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v,
+__device__ __forceinline__ void walk(Tiles& at, Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v,
                                      Rows<const BETA> beta, Rows<const LOG> log_decay, const float* initial,
                                      Rows<SCALAR> out, float* last, Rows<float> errors, float* starts, int N) {
-    dynamic_shared_memory(shared);
-    Tiles& at = *reinterpret_cast<Tiles*>(shared);
     const long long head = blockIdx.x;
     const int first = blockIdx.y * COLUMNS, features = k.width, columns = v.width;
     const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS, chunks = (N + LENGTH - 1) / LENGTH;
@@ -297,13 +295,17 @@ __device__ __forceinline__ void walk(Rows<const SCALAR> q, Rows<const SCALAR> k,
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const BETA> beta, Rows<const LOG> log_decay,
         const float* initial, Rows<SCALAR> out, float* last, int N) {
-    walk<true>(q, k, v, beta, log_decay, initial, out, last, {}, nullptr, N);
+    dynamic_shared_memory(shared);
+    Tiles& at = *reinterpret_cast<Tiles*>(shared);
+    walk<true>(at, q, k, v, beta, log_decay, initial, out, last, {}, nullptr, N);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 chunk_starts(Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const BETA> beta, Rows<const LOG> log_decay,
              const float* initial, Rows<float> errors, float* starts, int N) {
-    walk<false>({}, k, v, beta, log_decay, initial, {}, nullptr, errors, starts, N);
+    dynamic_shared_memory(shared);
+    Tiles& at = *reinterpret_cast<Tiles*>(shared);
+    walk<false>(at, {}, k, v, beta, log_decay, initial, {}, nullptr, errors, starts, N);
 }
 
 // ---- Backward -----------------------------------------------------------------------------------

@@ -189,9 +189,7 @@ def backward(grad, grad_last, q, k, v, beta, log_decay, initial):
         arguments = (grad, q, k, beta, log_decay, errors, d_errors, starts, grad_last)
         arguments = (*arguments, dq, dk, d_beta, d_log, d_initial, N)
         grid, shared = (math.prod(leading), tiles), _backward_bytes(macros)
-        _kernels.run(
-            "delta.cu", macros, "backward", grid, THREADS, *arguments, shared_bytes=shared
-        )
+        _kernels.run("delta.cu", macros, "backward", grid, THREADS, *arguments, shared_bytes=shared)
     return dq, dk, dv, d_beta, d_log, d_initial
 
 
