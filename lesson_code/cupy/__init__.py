@@ -1,4 +1,4 @@
-"""Linear attention, decay, the delta rule and WKV as CUDA kernels, on a GPU or emulated without one.
+"""Linear attention, decay, delta rules and WKV as CUDA kernels, which run without a GPU as well.
 
 **Arrays.** The functions take CuPy arrays or CUDA torch tensors, all of one kind and one dtype:
 float32, float16 or bfloat16; float64 is refused. Sums are kept in float32, and states are float32;

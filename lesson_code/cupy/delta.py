@@ -1,4 +1,4 @@
-"""The gated delta rule on a GPU: a memory that writes only what it does not know yet, by one kernel.
+"""The delta rules on a GPU: memories that write only what they do not know yet, by one kernel.
 
 The kernels are in ``delta.cu``; here is what surrounds them: checks, memory and launches.
 """
@@ -182,14 +182,14 @@ def backward(grad, grad_last, q, k, v, beta, log_decay, initial):
         )
         initial, grad_last = (_floats(x, (*leading, D, M)) for x in (initial, grad_last))
 
-        arguments = (k, v, beta, log_decay, initial, errors, starts, N)
-        _over_columns("chunk_starts", macros, leading, *arguments)
-        arguments = (grad, q, k, beta, log_decay, grad_last, d_errors, N)
-        _over_columns("values_backward", macros, leading, *arguments)
-        arguments = (grad, q, k, beta, log_decay, errors, d_errors, starts, grad_last)
-        arguments = (*arguments, dq, dk, d_beta, d_log, d_initial, N)
+        first = (k, v, beta, log_decay, initial, errors, starts, N)
+        _over_columns("chunk_starts", macros, leading, *first)
+        second = (grad, q, k, beta, log_decay, grad_last, d_errors, N)
+        _over_columns("values_backward", macros, leading, *second)
+        read = (grad, q, k, beta, log_decay, errors, d_errors, starts, grad_last)
+        third = (*read, dq, dk, d_beta, d_log, d_initial, N)
         grid, shared = (math.prod(leading), tiles), _backward_bytes(macros)
-        _kernels.run("delta.cu", macros, "backward", grid, THREADS, *arguments, shared_bytes=shared)
+        _kernels.run("delta.cu", macros, "backward", grid, THREADS, *third, shared_bytes=shared)
     return dq, dk, dv, d_beta, d_log, d_initial
 
 

@@ -164,6 +164,7 @@ def gated_delta_product(
     log_decay: Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -172,6 +173,13 @@ def gated_delta_product(
 
     Computes :eq:`eq-delta-product`, as :func:`lesson_code.numpy.gated_delta_product` does: the
     gated delta rule of N J corrections, of which the last one of each token is followed by a read.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -187,7 +195,10 @@ def gated_delta_product(
     k, v, beta = (x.flatten(-3, -2) for x in (k, v, beta[..., None]))  # (..., N J, .)
     g = pad(log_decay[..., None], (0, J - 1)).flatten(-2, -1)[..., None]
     q = q.repeat_interleave(J, dim=-2)
-    out, S = delta(form, correction, (q, k, v, beta, g), initial_state, chunk_size=chunk_size)
+    if on_kernels(backend, form):
+        out, S = delta_scan(q, k, v, beta[..., 0], g, initial_state)
+    else:
+        out, S = delta(form, correction, (q, k, v, beta, g), initial_state, chunk_size=chunk_size)
     return out[..., J - 1 :: J, :], S
 
 
