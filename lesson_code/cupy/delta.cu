@@ -140,8 +140,9 @@ template <bool QUERIES> __device__ __forceinline__ void compare(Tiles& at, float
         const float b = at.betas[row][0] * at.keys[row][c];
 #pragma unroll
         for (int i = 0; i < LENGTH; i++) {
-            by_keys[i] += at.keys[i][c] * b * left[i];
-            if (QUERIES) by_queries[i] += at.queries[i][c] * b * left[i];
+            const float seen = b * left[i];
+            by_keys[i] += at.keys[i][c] * seen;
+            if (QUERIES) by_queries[i] += at.queries[i][c] * seen;
         }
         written[n] = b * to_end;
     }
@@ -149,7 +150,7 @@ template <bool QUERIES> __device__ __forceinline__ void compare(Tiles& at, float
     if (QUERIES) at.scores[part][row] = sum_of_parts(by_queries);
 }
 
-// What a row of 16 finds in the state, for each column of the thread: sums over channels, of which it has a part.
+// Adds what each of 16 rows finds in the thread's part of the state: sums[x][i] over all parts are S^T row_i.
 template <int PITCH>
 __device__ __forceinline__ void look_up(float (&sums)[WIDE][LENGTH], const float (&rows)[LENGTH][PITCH], const float (&state)[OWN][WIDE]) {
 #pragma unroll
@@ -170,7 +171,7 @@ __device__ __forceinline__ void fade_state(float (&state)[OWN][WIDE], const Tile
         for (int x = 0; x < WIDE; x++) state[n][x] *= at.totals[n * PARTS + threadIdx.x % PARTS];
 }
 
-// Adds the product of a column of `rows` and a row of `values`, for each token.
+// Writes into the state: for each token the row of a key, or a query, times a row of values.
 template <int PITCH>
 __device__ __forceinline__ void write(float (&state)[OWN][WIDE], const float (&rows)[LENGTH][PITCH],
                                       const float (&values)[LENGTH][COLUMNS + 2], float sign = 1.0f) {
@@ -229,7 +230,7 @@ __device__ __forceinline__ void walk(Tiles& at, Rows<const SCALAR> q, Rows<const
             each_own(first, features, columns, [&](int n, int x, int c, int m, bool known) {
                 if (known) starts[((head * chunks + chunk) * columns + m) * features + c] = state[n][x];
             });
-        float written[OWN];  // keeps its place in registers until the keys are no longer needed
+        float written[OWN];  // waits in registers until nobody needs the keys
         compare<OUTPUTS>(at, written);
         __syncthreads();
 
@@ -359,7 +360,7 @@ values_backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR
         compare<true>(at, written);
         __syncthreads();
 
-        // What token `row` writes stands in the place of its key, which is kept.
+        // The state is read by what token `row` writes, and written by its key, which waits in registers.
 #pragma unroll
         for (int n = 0; n < OWN; n++) {
             const int c = n * PARTS + part;
