@@ -1,4 +1,4 @@
-"""Linear attention, decay and WKV as CUDA kernels, started by CuPy, and run without a GPU as well.
+"""Linear attention, decay, delta rules and WKV as CUDA kernels, which run without a GPU as well.
 
 **Arrays.** The functions take CuPy arrays or CUDA torch tensors, all of one kind and one dtype:
 float32, float16 or bfloat16; float64 is refused. Sums are kept in float32, and states are float32;
@@ -25,7 +25,8 @@ no C++ compiler, both of which say what to install. The import needs NumPy alone
 """
 
 from lesson_code.cupy.decay import decaying_scan
+from lesson_code.cupy.delta import delta_scan
 from lesson_code.cupy.linear import causal_scan, choose_kernel
 from lesson_code.cupy.wkv import wkv
 
-__all__ = ["causal_scan", "choose_kernel", "decaying_scan", "wkv"]
+__all__ = ["causal_scan", "choose_kernel", "decaying_scan", "delta_scan", "wkv"]

@@ -27,3 +27,20 @@ def decaying_scan(
         q, k, v, log_decay, bonus,
         initial_state=initial_state, return_state=True, device=q.device.type,
     )  # fmt: skip
+
+
+def delta_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    initial_state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and the last state by :func:`lesson_code.cupy.delta_scan`."""
+    from lesson_code.cupy import delta_scan
+
+    return delta_scan(
+        q, k, v, beta, log_decay,
+        initial_state=initial_state, return_state=True, device=q.device.type,
+    )  # fmt: skip

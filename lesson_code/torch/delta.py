@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lesson_code.torch.backends import delta_scan, on_kernels
 from lesson_code.torch.engines.delta import delta
 from lesson_code.torch.operator import operator
 
@@ -16,6 +17,7 @@ def delta_rule(
     beta: Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -23,6 +25,13 @@ def delta_rule(
     r"""The delta rule: write the difference between a value and what its key finds already.
 
     Computes :eq:`eq-delta-rule`, as :func:`lesson_code.numpy.delta_rule` does.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -35,6 +44,8 @@ def delta_rule(
     tensor([[50., 60.],
             [30., 40.]])
     """
+    if on_kernels(backend, form):
+        return delta_scan(q, k, v, beta, None, initial_state)
     rows = q, k, v, beta[..., None], torch.zeros_like(beta)[..., None]
     return delta(form, correction, rows, initial_state, chunk_size=chunk_size)
 
@@ -54,6 +65,7 @@ def gated_delta_rule(
     log_decay: Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -61,6 +73,13 @@ def gated_delta_rule(
     r"""The gated delta rule: forget first, then correct what is left.
 
     Computes :eq:`eq-gated-delta-rule`, as :func:`lesson_code.numpy.gated_delta_rule` does.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -74,6 +93,8 @@ def gated_delta_rule(
     tensor([[7.],
             [3.]])
     """
+    if on_kernels(backend, form):
+        return delta_scan(q, k, v, beta, log_decay[..., None], initial_state)
     rows = q, k, v, beta[..., None], log_decay[..., None]
     return delta(form, correction, rows, initial_state, chunk_size=chunk_size)
 
@@ -93,6 +114,7 @@ def kimi_delta_attention(
     log_decay: Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -101,6 +123,13 @@ def kimi_delta_attention(
 
     Computes :eq:`eq-kimi-delta`, as :func:`lesson_code.numpy.kimi_delta_attention` does;
     "chunkwise" is the default for more than one token.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -114,6 +143,8 @@ def kimi_delta_attention(
     tensor([[8.],
             [7.]])
     """
+    if on_kernels(backend, form):
+        return delta_scan(q, k, v, beta, log_decay, initial_state)
     rows = q, k, v, beta[..., None], log_decay
     return delta(form, correction, rows, initial_state, chunk_size=chunk_size)
 
@@ -133,6 +164,7 @@ def gated_delta_product(
     log_decay: Tensor,
     *,
     form: str | None = None,
+    backend: str | None = None,
     chunk_size: int = 64,
     initial_state: Tensor | None = None,
     return_state: bool = False,
@@ -141,6 +173,13 @@ def gated_delta_product(
 
     Computes :eq:`eq-delta-product`, as :func:`lesson_code.numpy.gated_delta_product` does: the
     gated delta rule of N J corrections, of which the last one of each token is followed by a read.
+
+    Parameters
+    ----------
+    backend : str, optional
+        "torch", which None takes as well, or "cupy": the CUDA kernels of
+        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
+        emulated on CPU tensors.
 
     Examples
     --------
@@ -156,7 +195,10 @@ def gated_delta_product(
     k, v, beta = (x.flatten(-3, -2) for x in (k, v, beta[..., None]))  # (..., N J, .)
     g = pad(log_decay[..., None], (0, J - 1)).flatten(-2, -1)[..., None]
     q = q.repeat_interleave(J, dim=-2)
-    out, S = delta(form, correction, (q, k, v, beta, g), initial_state, chunk_size=chunk_size)
+    if on_kernels(backend, form):
+        out, S = delta_scan(q, k, v, beta[..., 0], g, initial_state)
+    else:
+        out, S = delta(form, correction, (q, k, v, beta, g), initial_state, chunk_size=chunk_size)
     return out[..., J - 1 :: J, :], S
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lesson_code.numpy as reference
-from lesson_code.cupy import _kernels, causal_scan, decaying_scan, emulator, wkv
+from lesson_code.cupy import _kernels, causal_scan, decaying_scan, delta_scan, emulator, wkv
 
 
 class Device(contextlib.nullcontext):
@@ -122,6 +122,18 @@ def test_decay():
     out, state = decaying_scan(q, k, v, -g, return_state=True)
     right, end = reference.gated_linear_attention(
         *(np.asarray(x, float) for x in (q, k, v, -g)), return_state=True
+    )
+    assert isinstance(out, ndarray) and isinstance(state, ndarray)
+    np.testing.assert_allclose(out, right, rtol=1e-5)
+    np.testing.assert_allclose(state, end, rtol=1e-5)
+
+
+def test_delta():
+    q, k, v, g = arrays((2, 40, 5), (1, 40, 5), (40, 3), (2, 40, 1), dtype=np.float32)
+    k, beta = k / 3, arrays((2, 40), dtype=np.float32)[0]
+    out, state = delta_scan(q, k, v, beta, -g, return_state=True)
+    right, end = reference.gated_delta_rule(
+        *(np.asarray(x, float) for x in (q, k, v, beta, -g[..., 0])), return_state=True
     )
     assert isinstance(out, ndarray) and isinstance(state, ndarray)
     np.testing.assert_allclose(out, right, rtol=1e-5)

@@ -6,13 +6,17 @@ import pytest
 import torch
 
 import lesson_code.torch as lt
-from lesson_code.cupy import causal_scan, decaying_scan, emulator, wkv
+from lesson_code.cupy import causal_scan, decaying_scan, delta_scan, emulator, wkv
 
 plain_scan = partial(lt.linear_attention, feature_map=lt.identity, causal=True, form="masked")
 
 
 def per_head(q, k, v, log_decay, **options):
     return lt.state_space_dual(v, log_decay[..., 0], k, q, **options)
+
+
+def gated_delta(q, k, v, beta, log_decay, **options):
+    return lt.gated_delta_rule(q, k, v, beta, log_decay[..., 0], **options)
 
 
 def scan(function, normalize, q, k, v, S, z):
@@ -38,6 +42,9 @@ def draw(kind, N=40, dtype=torch.float32):
         q, k, v = (torch.randn(3, N, width).to(dtype) for width in (8, 8, 5))
         g, u, S = -torch.rand(3, N, 8).to(dtype), torch.randn(3, 8), torch.randn(3, 8, 5)
         return [q, k, v, g[..., :1], S] if kind == "decay" else [q, k, v, g, u.to(dtype), S]
+    if kind == "delta":
+        q, k, v = (torch.randn(3, N, width).to(dtype) / 2 for width in (8, 8, 5))
+        return [q, k, v, torch.rand(3, N), -torch.rand(3, N, 1), torch.randn(3, 8, 5)]
     if kind == "wkv":
         k, v = (torch.randn(3, N, 5).to(dtype) for _ in range(2))
         return [k, v, torch.rand(5) + 0.1, torch.randn(5), *(torch.rand(3, 5) + 0.1 for _ in "abm")]
@@ -45,7 +52,7 @@ def draw(kind, N=40, dtype=torch.float32):
     return [q, k, v, torch.rand(3, 8, 5), torch.rand(3, 8) + 0.1]
 
 
-FUNCTIONS = {"scan": causal_scan, "wkv": wkv, "decay": decaying_scan}
+FUNCTIONS = {"scan": causal_scan, "wkv": wkv, "decay": decaying_scan, "delta": delta_scan}
 ON_CPU = {name: partial(function, device="cpu") for name, function in FUNCTIONS.items()}
 CASES = {  # by a kernel, and by torch
     "normalized": (partial(scan, ON_CPU["scan"], True), partial(scan, plain_scan, True)),
@@ -53,6 +60,7 @@ CASES = {  # by a kernel, and by torch
     "wkv": (partial(mean, ON_CPU["wkv"]), partial(mean, lt.wkv)),
     "decay": (partial(decaying, ON_CPU["decay"]), partial(decaying, per_head)),
     "bonus": (partial(decaying, ON_CPU["decay"]), partial(decaying, lt.rwkv6)),
+    "delta": (partial(decaying, ON_CPU["delta"]), partial(decaying, gated_delta)),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -162,13 +170,18 @@ def test_what_compiling_is_told_of_the_operators(keep):
     check(operators.decaying_scan.default, inputs)
     check(operators.decaying_scan_backward.default, (*operators.decaying_scan(*inputs), *inputs))
 
+    q, k, v, beta, g, S = draw("delta", 20)
+    inputs = (q, k, v, beta[..., None], g, S)
+    check(operators.delta_scan.default, inputs)
+    check(operators.delta_scan_backward.default, (*operators.delta_scan(*inputs), *inputs))
+
 
 # ---- Threads and addresses. ----------------------------------------------------------------------
 
 KERNELS = {
     kernel: partial(scan, partial(ON_CPU["scan"], kernel=kernel), True)
     for kernel in ("recurrent", "chunked", "tensor_core")
-} | {kind: CASES[kind][0] for kind in ("wkv", "decay", "bonus")}
+} | {kind: CASES[kind][0] for kind in ("wkv", "decay", "bonus", "delta")}
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 
@@ -198,7 +211,7 @@ def test_no_races(kernel):
 SANITIZED = """
 import numpy as np
 from lesson_code.cupy import causal_scan
-from lesson_code.cupy import decay
+from lesson_code.cupy import decay, delta
 from lesson_code.cupy.wkv import backward, forward
 
 rng = np.random.default_rng(0)
@@ -218,6 +231,11 @@ for N, D, M in ((0, 3, 2), (1, 1, 1), (17, 33, 5)):
         g = -np.ones((2, N, width), "float32")
         decay.forward(q, k, v, g, u, S)
         decay.backward(v, S, q, k, v, g, u, S)
+for N in (0, 1, 17):
+    q, k, v, g = (rng.normal(size=(2, N, width)).astype("float32") for width in (5, 5, 3, 5))
+    S, g = np.ones((2, 5, 3), "float32"), -abs(g)
+    delta.forward(q, k, v, -g[..., :1], g, S)
+    delta.backward(v, S, q, k, v, -g[..., :1], g, S)
 print("clean")
 """
 
