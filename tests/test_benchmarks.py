@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -64,9 +68,33 @@ def keys(value):
     return type(value).__name__
 
 
-def run(name: str, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--output", output, *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+class Done(NamedTuple):
+    """What a program has printed, and its exit status."""
+
+    returncode: int | str
+    stdout: str
+    stderr: str
+
+
+def run(name: str, output: Path, *options: str) -> Done:
+    """A script with options, in this process: another one would have to import torch first."""
+    path = ROOT / "benchmarks" / f"{name}.py"
+    printed, complained, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(complained),
+        contextlib.chdir(ROOT),
+        mock.patch.object(sys, "argv", [str(path), "--output", str(output), *options]),
+        mock.patch.object(sys, "path", [str(path.parent), *sys.path]),
+    ):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        finally:
+            torch.set_num_threads(threads)
+    return Done(code, printed.getvalue(), f"{complained.getvalue()}{code or ''}")
 
 
 @pytest.mark.parametrize("name", SMALL)
