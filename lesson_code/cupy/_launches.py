@@ -112,7 +112,7 @@ def tensor_core(shape, rows, initial, last, normalizers):
         "ALIGNED": int(all(map(_is_aligned, rows))),
     }
     slabs = blocks(shape.values, slab)
-    segments, length = _segments(shape, slabs, gpu)
+    segments, length = cut(shape.heads * slabs, shape.N, gpu)
     grid, block = (shape.heads * segments, slabs), 2 * chunk
     cut = (shape.N, shape.features, segments, length)
     shared = {"shared_bytes": shared_bytes}
@@ -158,12 +158,15 @@ def _tiles(shape, gpu) -> tuple[int, int, int]:
     return chunk, slab, shared_bytes
 
 
-def _segments(shape, slabs, gpu) -> tuple[int, int]:
-    """(how many, tokens of each): as many as fill the GPU, each a multiple of the chunk."""
-    wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // (shape.heads * slabs))
-    segments = max(1, min(wanted, shape.N // MIN_SEGMENT))
-    length = max(CHUNK, round_up(-(-shape.N // segments), CHUNK))
-    return blocks(shape.N, length), length
+def cut(count: int, N: int, gpu) -> tuple[int, int]:
+    """(segments of a sequence, tokens of each, a multiple of the chunk) where it takes `count` blocks:
+
+    as many as fill the GPU.
+    """
+    wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // max(1, count))
+    segments = max(1, min(wanted, N // MIN_SEGMENT))
+    length = max(CHUNK, round_up(-(-N // segments), CHUNK))
+    return blocks(N, length), length
 
 
 def _is_aligned(rows) -> bool:

@@ -15,8 +15,8 @@ import torch
 
 import lesson_code.numpy as reference
 import lesson_code.torch as lt
-from lesson_code.cupy import _arrays, _kernels, decaying_scan, emulator
-from lesson_code.cupy.decay import LENGTH, _shared_bytes, backward
+from lesson_code.cupy import _arrays, _kernels, _launches, decaying_scan, emulator
+from lesson_code.cupy.decay import LENGTH, _backward_bytes, _forward_bytes, backward
 
 TOLERANCE = {"float32": 1e-6, "float16": 4e-4, "bfloat16": 3e-3}
 # N around the 16 tokens of a chunk; D and M around the multiples of 16 that the kernels think in.
@@ -288,6 +288,36 @@ def test_once_differentiable():
         first.sum().backward()
 
 
+# ---- Sequences that are cut into segments. -------------------------------------------------------
+
+
+@every_kind
+def test_segments_of_a_sequence(monkeypatch, kind):
+    """Of 200 tokens in segments of 64, with a last one that is shorter."""
+    monkeypatch.setattr(_launches, "MIN_SEGMENT", 48)
+    arrays = draw(kind, 200, 5, 20, leading=(1,))
+    with emulator.trace() as counted:
+        out, last = on_cpu(*arrays[:5], initial_state=arrays[5], return_state=True)
+        right, end = expected(*arrays)
+        assert error(out, right) < 1e-6 and error(last, end) < 1e-6
+        assert_gradients(arrays)
+    assert counted.kernels["forward"].blocks == 3 * 4
+    assert counted.kernels["backward"].blocks == 4
+    counted.check()
+
+
+@every_kind
+def test_segments_do_not_depend_on_each_other(monkeypatch, kind):
+    """However many they are, and whether or not the GPU is full."""
+    arrays = draw(kind, 600, 5, 3, leading=(1,))
+    results = []
+    for processors in (1, 100):
+        monkeypatch.setattr(_kernels, "gpu", lambda array, n=processors: _kernels.Gpu((8, 0), n))
+        results.append(on_cpu(*arrays[:5], initial_state=arrays[5], return_state=True))
+    for mine, theirs in zip(*results, strict=True):
+        assert error(mine, theirs) < 1e-6
+
+
 # ---- Bytes, threads and barriers. ----------------------------------------------------------------
 
 
@@ -385,7 +415,7 @@ def test_it_compiles_for_gpus_without_a_spill(architecture):
 
 def test_the_largest_block_fits_a_turing_gpu():
     macros = {"FEATURES": 256, "COLUMNS": 32, "PER_CHANNEL": 1}
-    assert _shared_bytes(macros) <= 64 * 1024
+    assert _forward_bytes(macros) <= 64 * 1024
 
 
 # ---- What is refused. ----------------------------------------------------------------------------
