@@ -17,33 +17,32 @@ constexpr int LENGTH = 16;     // tokens of a chunk
 constexpr int PARTS = LENGTH;  // of a sum; see sum_of_parts
 constexpr int THREADS = LENGTH * PARTS;
 constexpr int DECAYS = PER_CHANNEL ? FEATURES : 1;
-constexpr int RESIDENT = 1;    // blocks that a multiprocessor must have registers for
 
 // The two halves of a warp have neighboring rows r. Where they read 16 numbers each of rows r, these
 // lie in different banks; and so they do in tiles that are 2 wider than 16, for columns r of 16 rows.
 constexpr int pitch(int width) { return width % 32 ? width : width + 16; }
 
 // LENGTH rows on their way from memory, in registers. They are asked for one chunk ahead, so that
-// they arrive while that chunk is computed.
+// they arrive while that chunk is computed. A thread has columns part, part + 16, ... of its row, and
+// so one address for all.
 template <int WIDTH> struct Tile {
-    static constexpr int LOADS = (LENGTH * WIDTH + THREADS - 1) / THREADS;
+    static constexpr int LOADS = (WIDTH + PARTS - 1) / PARTS;
     float held[LOADS];
 
     // The rows from `start` on, those before `end`, and their columns from `first` on; 0 outside.
     template <typename T> __device__ __forceinline__ void ask(const Rows<T>& rows, int start, int end, int first) {
+        const int t = start + threadIdx.x / PARTS, part = threadIdx.x % PARTS;
+        const bool known = t >= 0 && t < end && part < WIDTH;
+        const T* own = rows.row(known ? t : 0) + first + part;
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const int i = threadIdx.x + n * THREADS, t = start + i / WIDTH;
-            const bool known = i < LENGTH * WIDTH && t >= 0 && t < end;
-            held[n] = known ? rows.number(t, first + i % WIDTH) : 0.0f;
-        }
+        for (int n = 0; n < LOADS; n++)
+            held[n] = known && first + part + n * PARTS < rows.width ? to_float(own[n * PARTS]) : 0.0f;
     }
     template <int PITCH> __device__ __forceinline__ void store(float (*tile)[PITCH]) const {
+        const int part = threadIdx.x % PARTS;
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const int i = threadIdx.x + n * THREADS;
-            if (i < LENGTH * WIDTH) tile[i / WIDTH][i % WIDTH] = held[n];
-        }
+        for (int n = 0; n < LOADS; n++)
+            if (part < WIDTH) tile[threadIdx.x / PARTS][part + n * PARTS] = held[n];
     }
 };
 
@@ -113,7 +112,7 @@ struct ForwardTiles {
 
 // One block for each segment and COLUMNS columns of the values; `initial` has a memory for each segment.
 // With `lag` 1 a token fades the memory by the decay of the token before it.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay,
         Rows<SCALAR> out, const float* bonus, const float* initial, float* last, int N, int lag, int segments,
         int length, int pad) {
@@ -202,6 +201,7 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
             for (int y = 0; y < TOGETHER; y++) at.results[part][(x + y) * LENGTH + row] = sum_of_parts(outputs[y]);
         }
 
+        __syncwarp();  // or the compiler asks earlier, and has no registers left for the sums above
         ask(start + LENGTH);
 #pragma unroll
         for (int n = 0; n < OWN; n++)
@@ -220,11 +220,12 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
         }
         __syncthreads();
 
-        for (int i = threadIdx.x; i < LENGTH * COLUMNS; i += THREADS) {
-            const int t = i / COLUMNS, m = i % COLUMNS;
-            const bool known = start + t >= 0 && start + t < segment.end;
-            if (known && first + m < columns) out.row(start + t)[first + m] = from_float<SCALAR>(at.results[t][m]);
-        }
+        if (start + row >= 0 && start + row < segment.end)
+#pragma unroll
+            for (int x = 0; x < WIDE; x++) {
+                const int m = x * LENGTH + part;
+                if (first + m < columns) out.row(start + row)[first + m] = from_float<SCALAR>(at.results[row][m]);
+            }
     }
 
 #pragma unroll
@@ -262,22 +263,23 @@ struct Memory {
 
     // `in` is a memory of the head and `first` the block's first channel; 0 where there is none.
     __device__ __forceinline__ void load(const float* in, int first, int features, int columns) {
+        const int c = first + threadIdx.x / PARTS, m = threadIdx.x % PARTS;
 #pragma unroll
         for (int d = 0; d < DEEP; d++)
 #pragma unroll
             for (int n = 0; n < OWN_COLUMNS; n++) {
-                const int c = first + d * LENGTH + threadIdx.x / PARTS, m = n * PARTS + threadIdx.x % PARTS;
-                of[d][n] = in && c < features && m < columns ? in[(long long)c * columns + m] : 0.0f;
+                const bool known = in && c + d * LENGTH < features && m + n * PARTS < columns;
+                of[d][n] = known ? in[(c + d * LENGTH) * columns + m + n * PARTS] : 0.0f;
             }
     }
     __device__ __forceinline__ void store(float* out, int first, int features, int columns) const {
+        const int c = first + threadIdx.x / PARTS, m = threadIdx.x % PARTS;
 #pragma unroll
         for (int d = 0; d < DEEP; d++)
 #pragma unroll
-            for (int n = 0; n < OWN_COLUMNS; n++) {
-                const int c = first + d * LENGTH + threadIdx.x / PARTS, m = n * PARTS + threadIdx.x % PARTS;
-                if (c < features && m < columns) out[(long long)c * columns + m] = of[d][n];
-            }
+            for (int n = 0; n < OWN_COLUMNS; n++)
+                if (c + d * LENGTH < features && m + n * PARTS < columns)
+                    out[(c + d * LENGTH) * columns + m + n * PARTS] = of[d][n];
     }
 
     // For the thread itself, in shared memory.
@@ -336,7 +338,7 @@ __device__ __forceinline__ void fades_to_end(float (&fades)[LENGTH][PITCH], cons
 
 // The memory after each segment that began without any, and how much would have been left of one; or,
 // from `initial`, the memory before each span of SPAN tokens. One block for each segment and CHANNELS channels.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 walk(Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay, const float* initial, float* starts,
      float* sums, float* totals, int N, int lag, int segments, int length, int pad) {
     __shared__ float keys[LENGTH][CHANNELS + 2], logs[LENGTH][LOGS], values[LENGTH][pitch(VALUES)];
@@ -423,7 +425,7 @@ struct BackwardTiles {
 // One block for each segment and CHANNELS channels; `starts` has the memory before each span, and grad_last
 // the gradient G behind each segment, from the last to the first. The gradient of one decay for all channels
 // is a sum over channels: grad_log has then one number for each block and token.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v,
          Rows<const LOG> log_decay, const float* bonus, const float* starts, const float* grad_last, SCALAR* grad_q,
          SCALAR* grad_k, GRAD_LOG* grad_log, float* grad_bonus, float* grad_initial, int N, int segments, int length) {
@@ -490,7 +492,6 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
             some_queries.store(at.queries);
             some_grads.store(at.grads);
             __syncthreads();
-            if (chunk) ask_for_queries(start - LENGTH);
 
             // The row is a token: do_i^T v_row for all tokens i, and the decays of all channels.
             float sums[LENGTH] = {};
@@ -540,6 +541,8 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
                 at.results[1][part][c] = dq + sum_of_parts(dqs);
                 at.results[2][part][c] = dg + sum_of_parts(dgs);
             }
+            __syncwarp();  // as in forward
+            if (chunk) ask_for_queries(start - LENGTH);
             later.pass(at.queries, logs, at.since_start, at.grads);
             if (chunk) state.take(at.kept[chunk - 1]);
             __syncthreads();

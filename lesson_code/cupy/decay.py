@@ -258,7 +258,7 @@ def _macros(q, log_decay, bonus, k, v) -> dict:
         "BONUS": int(bonus is not None),
         "FEATURES": features,
         "VALUES": values,
-        "COLUMNS": min(values, 64 if features <= 128 else 32),  # of a state in the registers
+        "COLUMNS": min(values, 128 if features <= 128 else 64),  # of a state in the registers
         "CHANNELS": min(features, 64 if values <= 128 else 32),  # of another one
     }
     for span in (64, 32, 16):

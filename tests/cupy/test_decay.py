@@ -323,10 +323,10 @@ def test_segments_do_not_depend_on_each_other(monkeypatch, kind):
 
 @every_kind
 def test_bytes(kind):
-    """By hand, for one head with 2 chunks of tokens, 2 blocks of channels and one of columns."""
-    N, D, M = 32, 32, 48
+    """By hand, for one head with 5 chunks of tokens, 2 blocks of channels and one of columns."""
+    N, D, M = 80, 80, 48
     q, k, v, g, u, S = draw(kind, N, D, M, leading=(1,))
-    decays, chunks, tiles = g.shape[-1], N // LENGTH, D // 16
+    decays, chunks, tiles, spans = g.shape[-1], N // LENGTH, 2, 2
     with emulator.trace() as counted:
         on_cpu(q, k, v, g, u, initial_state=S)
     (counts,) = counted.kernels.values()
@@ -338,18 +338,32 @@ def test_bytes(kind):
 
     with emulator.trace() as counted:
         backward(v, S, q, k, v, g, u, S)
-    starts, walk = counted.kernels["chunk_starts"], counted.kernels["backward"]
-    # A block for 16 channels reads v, and the gradients, for itself; so does it one decay for all.
+    starts, walk = counted.kernels["walk"], counted.kernels["backward"]
+    # A block for 64 channels reads v, and the gradients, for itself; so does it one decay for all.
     shared = tiles if kind == "head" else 1
     assert starts.global_load_bytes == 4 * (N * (D + tiles * M + shared * decays) + D * M)
-    assert starts.global_store_bytes == 4 * chunks * D * M
+    assert starts.global_store_bytes == 4 * spans * D * M
     read = N * (2 * D + 2 * tiles * M + shared * decays)
     own_16 = 16 * own  # each of the threads that share a channel reads it
-    assert walk.global_load_bytes == 4 * (read + chunks * D * M + D * M + own_16)
+    assert walk.global_load_bytes == 4 * (read + spans * D * M + D * M + own_16)
     grad_logs = tiles if kind == "head" else D
     assert walk.global_store_bytes == 4 * (N * (2 * D + grad_logs) + D * M + own)
-    assert starts.barriers == walk.barriers == 3 * chunks * tiles
+    assert starts.barriers == 3 * chunks * tiles
+    # Of 4 chunks, and then of one: two for each that the memory walks through again, and 3 for each.
+    assert walk.barriers == (2 * 3 + 1 + 3 * 4 + 1 + 3) * tiles
     assert walk.sector_efficiency > 0.9 and starts.sector_efficiency > 0.9
+
+
+@every_kind
+def test_the_backward_pass_moves_at_most_twice_what_it_must(kind):
+    """All sectors that it touches, against every array once, for a head of 64 channels."""
+    N, D = 256, 64
+    q, k, v, g, u, S = draw(kind, N, D, D, leading=(1,))
+    with emulator.trace() as counted:
+        backward(v, S, q, k, v, g, u, S)
+    touched = 32 * sum(one.global_sectors for one in counted.kernels.values())
+    least = 4 * (N * (4 * D + 3 * D + 2 * g.shape[-1]) + 3 * D * D)
+    assert touched <= 2.1 * least
 
 
 def everything(kind):
@@ -371,7 +385,7 @@ def test_no_result_depends_on_the_order_of_threads(kind):
 def test_no_races(kind):
     with emulator.trace() as counted:
         everything(kind)
-    assert set(counted.kernels) == {"forward", "chunk_starts", "backward"}
+    assert set(counted.kernels) == {"forward", "walk", "backward"}
     counted.check()
 
 
