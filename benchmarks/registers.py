@@ -25,6 +25,7 @@ import torch
 
 from lesson_code import results
 from lesson_code.cupy import _kernels, nvrtc
+from lesson_code.cupy.decay import decaying_scan
 from lesson_code.cupy.linear import causal_scan
 from lesson_code.cupy.wkv import wkv
 
@@ -39,12 +40,14 @@ DTYPES = {
     "chunked": (torch.float32, torch.bfloat16),
     "tensor_core": (torch.float16, torch.bfloat16),
     "wkv": (torch.float32, torch.float16, torch.bfloat16),
+    "decay": (torch.float32, torch.bfloat16),
 }
 WIDTHS = {
     "recurrent": (64, 128, 256),
     "chunked": (64, 128, 256),
     "tensor_core": (64, 65, 128, 256),  # rows of 65 numbers begin anywhere, not at 16 bytes
     "wkv": (64,),  # a thread has one channel, however many there are
+    "decay": (64, 128, 256),
 }
 HEADS_AND_LENGTHS = ((8, 512), (256, 64))
 
@@ -70,6 +73,18 @@ def calls(kernel, dtype, width):
         k = torch.zeros(2, 64, width, dtype=dtype, requires_grad=True)
         rates = torch.ones(2, width, requires_grad=True)
         return [lambda: wkv(k, k, *rates, device="cpu")]
+
+    def scan(H, N, decays, bonus):
+        x = torch.zeros(H, N, width, dtype=dtype, requires_grad=True)
+        return decaying_scan(x, x, x, x[..., :decays], bonus, device="cpu")
+
+    if kernel == "decay":
+        return [
+            lambda H=H, N=N, decays=decays, bonus=bonus: scan(H, N, decays, bonus)
+            for H, N in HEADS_AND_LENGTHS
+            for decays in (1, width)
+            for bonus in (None, torch.zeros(width))
+        ]
 
     def call(H, N, normalize):
         x = torch.zeros(H, N, width, dtype=dtype, requires_grad=True)
@@ -123,7 +138,7 @@ def all_launches(architectures, kernels, widths=None):
 
 def fingerprint():
     """A number of the kernel files without comments and spaces, and of all launches."""
-    files = ("gpu.h", "rows.h", "linear.cu", "wkv.cu")
+    files = ("gpu.h", "rows.h", "linear.cu", "wkv.cu", "decay.cu")
     texts = [re.sub(r"//.*|\s+", " ", _kernels.text(file)).split() for file in files]
     launched = all_launches(GPUS, DTYPES)
     return hashlib.sha256(repr((texts, launched, nvrtc.OPTIONS)).encode()).hexdigest()

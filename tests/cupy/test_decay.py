@@ -355,7 +355,7 @@ def test_bytes(kind):
 
 
 @every_kind
-def test_the_backward_pass_moves_at_most_twice_what_it_must(kind):
+def test_the_backward_pass_moves_about_twice_what_it_must(kind):
     """All sectors that it touches, against every array once, for a head of 64 channels."""
     N, D = 256, 64
     q, k, v, g, u, S = draw(kind, N, D, D, leading=(1,))
@@ -363,7 +363,7 @@ def test_the_backward_pass_moves_at_most_twice_what_it_must(kind):
         backward(v, S, q, k, v, g, u, S)
     touched = 32 * sum(one.global_sectors for one in counted.kernels.values())
     least = 4 * (N * (4 * D + 3 * D + 2 * g.shape[-1]) + 3 * D * D)
-    assert touched <= 2.1 * least
+    assert 1.5 * least < touched < 2.25 * least  # 2.0 of a long sequence
 
 
 def everything(kind):
