@@ -33,6 +33,7 @@ from stalls import OPERATIONS, Program, ways_of
 
 from lesson_code import results
 from lesson_code.cupy import _arrays, _kernels, emulator, nvrtc
+from lesson_code.cupy.decay import decaying_scan
 from lesson_code.cupy.linear import causal_scan
 from lesson_code.gpu import GPUS, launch_of, predict
 
@@ -45,6 +46,7 @@ CHUNK = 64
 # memory and shuffles those measured on an H100 by Luo et al. (2024); those of the special units and
 # of a barrier that nobody else is late for are assumed. Trips to memory are counted as such.
 LATENCY = {0x84: 29, 0x3B: 33, 0x89: 24, 0xF3: 24, 0x08: 20, 0x1D: 20}
+SPECIAL = {0x08: "special"}  # MUFU: exponentials and quotients
 AT_ONCE = 10  # cycles after which an instruction has read its operands
 
 
@@ -76,6 +78,20 @@ STEPS = {
     ),
 }
 
+# The kernels of memories that fade, in 4 chunks of 16 tokens. Loops run over chunks, channels, and
+# tokens whose decays are added up: 7.5 of them on average, mostly in fours.
+for D, c, passes in ((64, 4, 4), (128, 8, 16)):
+    STEPS["forward", D] = Steps(
+        {1: 0, 2: 0, 3: 4, 4: 4 * c, 5: 4 * c, 6: 8 * c, 7: 6 * c, 8: {64: 8, 128: 64}[D]}, 4
+    )
+    STEPS["walk", D] = Steps({1: 4, 2: 16, 3: 0, 4: 4 * passes}, 4)
+    STEPS["backward", D] = Steps(
+        {1: 1, 2: 4, 3: 12, 4: 0, 5: 3 * passes, 6: 4, 7: 2 * c, 8: 16, 9: 0}
+        | {10: 16, 11: 32, 12: 24, 13: 4 * passes},
+        9,
+    )
+FADING = ("forward", "walk", "backward")
+
 
 class Noted(NamedTuple):
     """A launch that was noted down."""
@@ -95,6 +111,7 @@ class Noted(NamedTuple):
 
 # Arguments by their place: which of them is the length of a block's walk.
 LENGTH = {"recurrent": -2, "chunk_states": -2, "segment_sums": -1, "segment_outputs": -1}
+LENGTH |= {"forward": -2, "walk": -2, "backward": -1}
 
 
 def noted(call: Callable[[], object], processors: int) -> list[Noted]:
@@ -130,7 +147,8 @@ def _count(one):
     arguments, times = list(one.arguments), 1.0
     if one.function in LENGTH:
         length = arguments[LENGTH[one.function]]
-        arguments[LENGTH[one.function]] = short = min(length, COUNTED)
+        most = COUNTED // 4 if one.function in FADING else COUNTED
+        arguments[LENGTH[one.function]] = short = min(length, most)
         times = length / short
     values = [_kernels._argument(x) for x in arguments]
     arrays = [getattr(x, "array", x) for x in arguments if not isinstance(x, int)]
@@ -150,13 +168,13 @@ def compiled(architecture: str, file: str, macros: tuple) -> nvrtc.Compiled:
 def loops_of(architecture: str, file: str, macros: tuple, function: str) -> dict[int, dict]:
     """Instructions and cycles of each loop of a function, 0 for what is outside of them."""
     program = Program(compiled(architecture, file, macros).binary, function)
-    wide = not function.startswith(("recurrent", "chunk"))
+    wide = not function.startswith(("recurrent", "chunk", *FADING))
     return {
         number: {
             "instructions": len(own),
             **{
                 name: sum(program.kinds[i] == code for i in own)
-                for code, name in OPERATIONS.items()
+                for code, name in (OPERATIONS | SPECIAL).items()
             },
             "cycles": replayed(program, own),
         }
@@ -194,8 +212,9 @@ def launch(one: Noted, gpu: str, D: int):
     }
     warps = -(-one.threads // 32)
     loops = loops_of(ON[gpu], one.file, one.macros, one.function)
-    if one.function == "segment_states":  # a thread for each number of a state
-        segments = one.arguments[-2]
+    at = {"segment_states": -2, "segment_starts": 3}  # a thread for each number of a state
+    if one.function in at:
+        segments = one.arguments[at[one.function]]
         more |= {"instructions": one.blocks * warps * loops[0]["instructions"], "trips": segments}
     else:
         steps = STEPS[one.function, D]
@@ -210,11 +229,12 @@ def launch(one: Noted, gpu: str, D: int):
         more["trips"] = max(1, steps.trips * chunks)
     scaled = launch_of(counts, one.blocks, one.threads, **more)
     fields = {name: getattr(scaled, name) * times for name in ("bytes", "passes", "tensor")}
-    if one.function in ("recurrent", "chunk_states", "chunk_outputs"):
+    if one.function in ("recurrent", "chunk_states", "chunk_outputs", *FADING):
         fields["multiply_adds"] = 32 * one.blocks * warps * total("multiply_adds", steps.loops)
         # The compiler makes one read of several that the source has, and the emulator counts.
         reads = one.blocks * warps * total("reads", steps.loops)
         fields["passes"] = counts.global_lines * one.blocks / counts.blocks * times + reads
+        fields["special"] = 32 * one.blocks * warps * total("special", steps.loops)
     return scaled.__class__(**{**vars(scaled), **fields})
 
 
@@ -225,6 +245,17 @@ def scan(kernel: str, shape: tuple[int, ...], backward: bool) -> list[Callable[[
     if not backward:
         return [lambda: causal_scan(q, k, v, kernel=kernel, device="cpu")]
     out = causal_scan(q, k, v, kernel=kernel, device="cpu")
+    return [lambda: out.backward(torch.zeros_like(out))]
+
+
+def fading(per_channel: bool, shape: tuple[int, ...], backward: bool):
+    """Calls of decaying_scan, with a decay for each channel or one for all."""
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    g = x if per_channel else x[..., :1].contiguous()
+    q, k, v, g = (x.detach().clone().requires_grad_(backward) for x in (x, x, x, g))
+    if not backward:
+        return [lambda: decaying_scan(q, k, v, g, device="cpu")]
+    out = decaying_scan(q, k, v, g, device="cpu")
     return [lambda: out.backward(torch.zeros_like(out))]
 
 
@@ -239,6 +270,8 @@ class Kernel(NamedTuple):
 KERNELS = {
     name: Kernel(functools.partial(scan, name)) for name in ("recurrent", "chunked", "tensor_core")
 }
+KERNELS["decay_head"] = Kernel(functools.partial(fading, False))
+KERNELS["decay_channel"] = Kernel(functools.partial(fading, True), 5, 9)
 
 
 def row_of(name: str, shape: tuple[int, ...], backward: bool, gpu: str) -> dict:
@@ -305,7 +338,7 @@ def main():
                 for gpu in options.gpus:
                     rows.append(row := row_of(name, shape, backward, gpu))
                     print(
-                        "{kernel:11s} {direction:8s} {gpu} B{B} H{H} N{N} D{D}: ".format(**row)
+                        "{kernel:13s} {direction:8s} {gpu} B{B} H{H} N{N} D{D}: ".format(**row)
                         + f"floor {1e6 * row['floor']:6.1f} us, bound {1e6 * row['bound']:7.1f}"
                         f" ({row['ratio']:.2f}), estimate {1e6 * row['estimate']:7.1f}"
                         f" ({row['estimate_ratio']:.2f})",

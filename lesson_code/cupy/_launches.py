@@ -119,7 +119,7 @@ def tensor_core(shape, rows, initial, last, normalizers):
         "ALIGNED": int(all(map(_is_aligned, rows))),
     }
     slabs = blocks(shape.values, slab)
-    segments, length = cut(shape.heads * slabs, shape.N, gpu)
+    segments, length = segments_of(shape.heads * slabs, shape.N, gpu)
     grid, block = (shape.heads * segments, slabs), 2 * chunk
     cut = (shape.N, shape.features, segments, length)
     shared = {"shared_bytes": shared_bytes}
@@ -261,10 +261,10 @@ def _tiles(shape, gpu) -> tuple[int, int, int]:
     return chunk, slab, shared_bytes
 
 
-def cut(count: int, N: int, gpu) -> tuple[int, int]:
-    """(segments of a sequence, tokens of each, a multiple of the chunk) where it takes `count` blocks:
+def segments_of(count: int, N: int, gpu) -> tuple[int, int]:
+    """(how many, tokens of each, a multiple of the chunk): as many as fill the GPU.
 
-    as many as fill the GPU.
+    `count` are the blocks of one segment.
     """
     wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // max(1, count))
     segments = max(1, min(wanted, N // MIN_SEGMENT))

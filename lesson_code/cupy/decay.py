@@ -11,7 +11,7 @@ import numpy as np
 from lesson_code import _arguments
 from lesson_code._contract import OUTSIDE
 from lesson_code.cupy import _arrays, _kernels
-from lesson_code.cupy._launches import blocks, cut, round_up
+from lesson_code.cupy._launches import blocks, round_up, segments_of
 from lesson_code.cupy.linear import MAX_WIDTH
 
 LENGTH = 16  # tokens of a chunk, as in decay.cu
@@ -148,7 +148,7 @@ def forward(q, k, v, log_decay, bonus, initial):
     leading = np.broadcast_shapes(*parts, () if bonus is None else bonus.shape[:-1])
     macros = _macros(q, log_decay, bonus, k, v)
     count = math.prod(leading) * blocks(v.shape[-1], macros["COLUMNS"])
-    cuts = cut(count, k.shape[-2], _kernels.gpu(k))
+    cuts = segments_of(count, k.shape[-2], _kernels.gpu(k))
     states = _segment_starts(macros, leading, cuts, k, v, log_decay, initial)
     return _outputs(macros, leading, cuts, q, k, v, log_decay, bonus, states)
 
@@ -164,7 +164,7 @@ def backward(grad, grad_last, q, k, v, log_decay, bonus, initial):
     dtype, is_shared = _arguments.dtype_name(q), log_decay.shape[-1] == 1
     macros = _macros(q, log_decay, bonus, k, v)
     tiles = blocks(D, macros["CHANNELS"])
-    segments, length = cuts = cut(math.prod(leading) * tiles, N, _kernels.gpu(k))
+    segments, length = cuts = segments_of(math.prod(leading) * tiles, N, _kernels.gpu(k))
     dq, dk = (_arrays.empty(k.shape, dtype, k) for _ in range(2))
     if is_shared:
         d_log = _arrays.empty((*leading, N, tiles), "float32", k)
