@@ -23,13 +23,14 @@ moved, every array once, pass at the bandwidth of the data sheet.
 import argparse
 import functools
 import inspect
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
 import torch
-from stalls import OPERATIONS, Program, ways_of
+from stalls import OPERATIONS, Program, section, ways_of
 
 from lesson_code import results
 from lesson_code.cupy import _arrays, _kernels, emulator, nvrtc
@@ -46,7 +47,7 @@ CHUNK = 64
 # memory and shuffles those measured on an H100 by Luo et al. (2024); those of the special units and
 # of a barrier that nobody else is late for are assumed. Trips to memory are counted as such.
 LATENCY = {0x84: 29, 0x3B: 33, 0x89: 24, 0xF3: 24, 0x08: 20, 0x1D: 20}
-SPECIAL = {0x08: "special"}  # MUFU: exponentials and quotients
+SPECIAL = 0x308  # MUFU, all 12 bits: exponentials and quotients
 AT_ONCE = 10  # cycles after which an instruction has read its operands
 
 
@@ -91,6 +92,9 @@ for D, c, passes in ((64, 4, 4), (128, 8, 16)):
         9,
     )
 FADING = ("forward", "walk", "backward")
+ONCE = {4: 0.25, 5: 0.1, 6: 0, 7: 0}
+"""Of the loops over channels in `forward`: what is left of them, but for the first channel, where one
+decay serves all."""
 
 
 class Noted(NamedTuple):
@@ -167,15 +171,18 @@ def compiled(architecture: str, file: str, macros: tuple) -> nvrtc.Compiled:
 @functools.cache
 def loops_of(architecture: str, file: str, macros: tuple, function: str) -> dict[int, dict]:
     """Instructions and cycles of each loop of a function, 0 for what is outside of them."""
-    program = Program(compiled(architecture, file, macros).binary, function)
+    binary = compiled(architecture, file, macros).binary
+    program = Program(binary, function)
+    words = list(struct.iter_unpack("<QQ", section(binary, f".text.{function}")))
     wide = not function.startswith(("recurrent", "chunk", *FADING))
     return {
         number: {
             "instructions": len(own),
             **{
                 name: sum(program.kinds[i] == code for i in own)
-                for code, name in (OPERATIONS | SPECIAL).items()
+                for code, name in OPERATIONS.items()
             },
+            "special": sum(words[i][0] & 0xFFF == SPECIAL for i in own),
             "cycles": replayed(program, own),
         }
         for number, own in enumerate(ways_of(program, wide))
@@ -218,6 +225,10 @@ def launch(one: Noted, gpu: str, D: int):
         more |= {"instructions": one.blocks * warps * loops[0]["instructions"], "trips": segments}
     else:
         steps = STEPS[one.function, D]
+        if one.function == "forward" and not dict(one.macros)["PER_CHANNEL"]:
+            first = {n: steps.loops[n] * 16 / D for n in ONCE}
+            shared = {n: first[n] + ONCE[n] * (steps.loops[n] - first[n]) for n in ONCE}
+            steps = steps._replace(loops=steps.loops | shared)
         chunks = length_of(one) / CHUNK
 
         def total(what, runs):

@@ -119,7 +119,8 @@ def tensor_core(shape, rows, initial, last, normalizers):
         "ALIGNED": int(all(map(_is_aligned, rows))),
     }
     slabs = blocks(shape.values, slab)
-    segments, length = segments_of(shape.heads * slabs, shape.N, gpu)
+    wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // (shape.heads * slabs))
+    segments, length = segments_of(shape.N, wanted)
     grid, block = (shape.heads * segments, slabs), 2 * chunk
     cut = (shape.N, shape.features, segments, length)
     shared = {"shared_bytes": shared_bytes}
@@ -261,12 +262,8 @@ def _tiles(shape, gpu) -> tuple[int, int, int]:
     return chunk, slab, shared_bytes
 
 
-def segments_of(count: int, N: int, gpu) -> tuple[int, int]:
-    """(how many, tokens of each, a multiple of the chunk): as many as fill the GPU.
-
-    `count` are the blocks of one segment.
-    """
-    wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // max(1, count))
+def segments_of(N: int, wanted: int) -> tuple[int, int]:
+    """(how many, tokens of each, a multiple of the chunk): as many as wanted, if long enough."""
     segments = max(1, min(wanted, N // MIN_SEGMENT))
     length = max(CHUNK, round_up(-(-N // segments), CHUNK))
     return blocks(N, length), length

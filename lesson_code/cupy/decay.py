@@ -147,8 +147,7 @@ def forward(q, k, v, log_decay, bonus, initial):
     parts = [q.shape[:-2], k.shape[:-2], v.shape[:-2], log_decay.shape[:-2], initial.shape[:-2]]
     leading = np.broadcast_shapes(*parts, () if bonus is None else bonus.shape[:-1])
     macros = _macros(q, log_decay, bonus, k, v)
-    count = math.prod(leading) * blocks(v.shape[-1], macros["COLUMNS"])
-    cuts = segments_of(count, k.shape[-2], _kernels.gpu(k))
+    cuts = _cuts(k, math.prod(leading) * blocks(v.shape[-1], macros["COLUMNS"]))
     states = _segment_starts(macros, leading, cuts, k, v, log_decay, initial)
     return _outputs(macros, leading, cuts, q, k, v, log_decay, bonus, states)
 
@@ -164,7 +163,7 @@ def backward(grad, grad_last, q, k, v, log_decay, bonus, initial):
     dtype, is_shared = _arguments.dtype_name(q), log_decay.shape[-1] == 1
     macros = _macros(q, log_decay, bonus, k, v)
     tiles = blocks(D, macros["CHANNELS"])
-    segments, length = cuts = segments_of(math.prod(leading) * tiles, N, _kernels.gpu(k))
+    segments, length = cuts = _cuts(k, math.prod(leading) * tiles)
     dq, dk = (_arrays.empty(k.shape, dtype, k) for _ in range(2))
     if is_shared:
         d_log = _arrays.empty((*leading, N, tiles), "float32", k)
@@ -208,6 +207,15 @@ def _outputs(macros, leading, cuts, q, k, v, log_decay, bonus, states, reverse=F
         places = _places(macros, cuts, N, reverse)
         _kernels.run("decay.cu", macros, "forward", grid, THREADS, *arguments, *places, **shared)
     return out, last
+
+
+def _cuts(k, count: int) -> tuple[int, int]:
+    """Segments, and tokens of each: more than one where `count` blocks leave the GPU half empty.
+
+    A cut costs a walk through keys and values. Bytes are not what these kernels wait for, so more
+    blocks than there are multiprocessors would not pay for it.
+    """
+    return segments_of(k.shape[-2], _kernels.gpu(k).processors // max(1, count))
 
 
 def _segment_starts(macros, leading, cuts, k, v, log_decay, initial, reverse=False):
