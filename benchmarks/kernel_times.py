@@ -92,9 +92,8 @@ for D, c, passes in ((64, 4, 4), (128, 8, 16)):
         9,
     )
 FADING = ("forward", "walk", "backward")
+# Where one decay serves all channels, this is left of the loops of `forward` after the first one.
 ONCE = {4: 0.25, 5: 0.1, 6: 0, 7: 0}
-"""Of the loops over channels in `forward`: what is left of them, but for the first channel, where one
-decay serves all."""
 
 
 class Noted(NamedTuple):

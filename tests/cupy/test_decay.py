@@ -16,7 +16,7 @@ import torch
 import lesson_code.numpy as reference
 import lesson_code.torch as lt
 from lesson_code.cupy import _arrays, _kernels, _launches, decaying_scan, emulator
-from lesson_code.cupy.decay import LENGTH, _backward_bytes, _forward_bytes, backward
+from lesson_code.cupy.decay import LENGTH, _backward_bytes, _forward_bytes, _macros, backward
 
 TOLERANCE = {"float32": 1e-6, "float16": 4e-4, "bfloat16": 3e-3}
 # N around the 16 tokens of a chunk; D and M around the multiples of 16 that the kernels think in.
@@ -349,7 +349,7 @@ def test_bytes(kind):
     grad_logs = tiles if kind == "head" else D
     assert walk.global_store_bytes == 4 * (N * (2 * D + grad_logs) + D * M + own)
     assert starts.barriers == 3 * chunks * tiles
-    # Of 4 chunks, and then of one: two for each that the memory walks through again, and 3 for each.
+    # Of 4 chunks, and then of one: 2 for each that is walked through again, 1 before, 3 for each.
     assert walk.barriers == (2 * 3 + 1 + 3 * 4 + 1 + 3) * tiles
     assert walk.sector_efficiency > 0.9 and starts.sector_efficiency > 0.9
 
@@ -411,14 +411,16 @@ def test_a_barrier_that_is_missing_is_caught(monkeypatch, number):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is installed on Linux only")
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
-def test_it_compiles_for_gpus_without_a_spill(architecture):
+def test_it_compiles_for_gpus_without_a_spill(monkeypatch, architecture):
+    """Two of all variants: those in registers.json are tested in test_nvrtc.py."""
     from lesson_code.cupy import nvrtc
 
-    fixed = {"SCALAR": "float16", "LOG": "float", "GRAD_LOG": "float"}
+    number = int(architecture.removeprefix("sm_"))
+    gpu = _kernels.Gpu((number // 10, number % 10))
+    monkeypatch.setattr(_kernels, "gpu", lambda array: gpu)
     for size, kind in ((64, "head"), (128, "bonus")):
-        per_channel, with_bonus = map(int, KINDS[kind])
-        macros = {"PER_CHANNEL": per_channel, "BONUS": with_bonus, **fixed}
-        macros |= {"FEATURES": size, "VALUES": size, "COLUMNS": 64}
+        q, k, v, g, u, _ = draw(kind, 1, size, size, "float16")
+        macros = _macros(q, g.astype(np.float32), u, k, v)
         source = _kernels.source("decay.cu")
         compiled = nvrtc.compile_source(architecture, source, macros, name="decay.cu")
         assert compiled.warnings == ""
@@ -427,9 +429,17 @@ def test_it_compiles_for_gpus_without_a_spill(architecture):
             assert usage.shared_bytes <= 48 * 1024 and 256 * usage.registers <= 65_536
 
 
-def test_the_largest_block_fits_a_turing_gpu():
-    macros = {"FEATURES": 256, "COLUMNS": 32, "PER_CHANNEL": 1}
-    assert _forward_bytes(macros) <= 64 * 1024
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (9, 0)])
+def test_the_largest_block_fits_every_gpu(monkeypatch, capability):
+    gpu = _kernels.Gpu(capability)
+    monkeypatch.setattr(_kernels, "gpu", lambda array: gpu)
+    spans = []
+    for width in (64, 128, 256):
+        q, k, v, g, u, _ = draw("channel", 1, width, width, "float16")
+        macros = _macros(q, g, u, k, v)
+        spans.append(macros["SPAN"])
+        assert max(_forward_bytes(macros), _backward_bytes(macros)) <= gpu.shared_bytes
+    assert spans[0] == {(7, 5): 16, (8, 0): 64, (8, 6): 32, (9, 0): 64}[capability]
 
 
 # ---- What is refused. ----------------------------------------------------------------------------
