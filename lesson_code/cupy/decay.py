@@ -293,7 +293,7 @@ def _backward_bytes(macros) -> int:
     """Of BackwardTiles in decay.cu."""
     channels, values, span = macros["CHANNELS"], macros["VALUES"], macros["SPAN"]
     decays = channels if macros["PER_CHANNEL"] else 1
-    kept = max(1, span // LENGTH - 1) * channels * values
+    kept = (span // LENGTH - 1) * channels * values  # none where a span is one chunk
     of_span = span * (channels + 2 + decays + _pitch(values))
     of_chunk = LENGTH * (6 * (channels + 2) + _pitch(values) + LENGTH + 2)
     return 4 * (kept + of_span + of_chunk)
