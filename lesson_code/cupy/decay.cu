@@ -12,6 +12,9 @@
 // the sums that belong to it. Where heads are many a segment is the whole sequence. Else `walk` finds
 // what each segment adds to the memory, and `segment_starts` the memory before each; then all segments
 // are computed at the same time.
+//
+// No thread waits for another at a __syncwarp here: it is there because compilers move no load across
+// one. Without them, and with all loops unrolled, they load so far ahead that registers are spilled.
 
 constexpr int LENGTH = 16;     // tokens of a chunk
 constexpr int PARTS = LENGTH;  // of a sum; see sum_of_parts
@@ -161,6 +164,7 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
 
         // How much each token sees of the key of token `row`; and that key, faded until the chunk's end.
         float sums[LENGTH] = {}, left[LENGTH], to_end = 0.0f;
+#pragma unroll 1
         for (int c = part; c < FEATURES; c += PARTS) {
             if (PER_CHANNEL || BONUS || c == part) to_end = fade(left, at.logs, c, row, at.own[c]);
             const float key = at.keys[row][c];
@@ -199,14 +203,16 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
                 }
 #pragma unroll
             for (int y = 0; y < TOGETHER; y++) at.results[part][(x + y) * LENGTH + row] = sum_of_parts(outputs[y]);
+            __syncwarp();
         }
 
-        __syncwarp();  // or the compiler asks earlier, and has no registers left for the sums above
+        __syncwarp();
         ask(start + LENGTH);
 #pragma unroll
         for (int n = 0; n < OWN; n++)
 #pragma unroll
             for (int x = 0; x < WIDE; x++) state[n][x] *= at.totals[n * PARTS + part];
+#pragma unroll 1
         for (int t = 0; t < LENGTH; t++) {
             float some[WIDE];
 #pragma unroll
@@ -308,6 +314,7 @@ struct Memory {
 #pragma unroll
             for (int n = 0; n < OWN_COLUMNS; n++) of[d][n] *= total;
         }
+#pragma unroll 1
         for (int t = 0; t < LENGTH; t++)
 #pragma unroll
             for (int d = 0; d < DEEP; d++) {
@@ -495,6 +502,7 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
 
             // The row is a token: do_i^T v_row for all tokens i, and the decays of all channels.
             float sums[LENGTH] = {};
+#pragma unroll 1
             for (int m = part; m < VALUES; m += PARTS)
 #pragma unroll
                 for (int i = 0; i < LENGTH; i++) sums[i] += at.grads[i][m] * values[row][m];
@@ -526,6 +534,7 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
                 // What the chunk's tokens read of token `part`, the last first.
                 float left[LENGTH], dqs[LENGTH], dgs[LENGTH], so_far = 0.0f;
                 fade(left, logs, c, part, own[d]);
+                __syncwarp();
 #pragma unroll
                 for (int t = LENGTH - 1; t >= 0; t--) {
                     const float weight = t >= part ? at.pairs[t][part] * left[t] : 0.0f;
@@ -540,8 +549,9 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
                 at.results[0][part][c] = dk;
                 at.results[1][part][c] = dq + sum_of_parts(dqs);
                 at.results[2][part][c] = dg + sum_of_parts(dgs);
+                __syncwarp();
             }
-            __syncwarp();  // as in forward
+            __syncwarp();
             if (chunk) ask_for_queries(start - LENGTH);
             later.pass(at.queries, logs, at.since_start, at.grads);
             if (chunk) state.take(at.kept[chunk - 1]);
