@@ -66,10 +66,11 @@ def decaying_scan(
     Notes
     -----
     A block takes 16 tokens at a time: a masked product among them, and a state for what was before,
-    in float32. Decays are e to sums of logarithms, none of them above 0.
+    in float32. Decays are e to sums of logarithms, none of them above 0. Where heads are few the
+    sequence is cut into segments, which are computed at the same time.
 
-    The backward pass computes the state before every 16th token again, and keeps them while it
-    runs: D M / 16 numbers a token. It can be differentiated once, in reverse mode; where log_decay
+    The backward pass computes the state before every 64th token again (on small GPUs, every 32nd or
+    16th), and keeps them while it runs: D M / 64 numbers a token. It can be differentiated once, in reverse mode; where log_decay
     is -inf its gradient is 0. NaN reaches the outputs that depend on it and no others.
 
     References
