@@ -206,7 +206,6 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
             __syncwarp();
         }
 
-        __syncwarp();
         ask(start + LENGTH);
 #pragma unroll
         for (int n = 0; n < OWN; n++)
@@ -511,6 +510,8 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
             for (int c = part; c < CHANNELS; c += PARTS) at.since_start[row][c] = decay(logs, c, 0, read_after(row));
             __syncthreads();
 
+            if (chunk < chunks - 1) state.take(at.kept[chunk]);
+
             // From here on the row is a channel, and what is summed up comes out for token `part`.
 #pragma unroll
             for (int d = 0; d < DEEP; d++) {
@@ -519,7 +520,9 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
 
                 // What later chunks read of it, and what it reads of the memory before the chunk.
                 float dk = later.read(d, values) * at.to_end[part][c];
+                __syncwarp();
                 float dq = state.read(d, at.grads) * at.since_start[part][c];
+                __syncwarp();
 
                 // Its decay is in what they read of the tokens before it, in what it reads and those behind
                 // it, and in what later chunks read of the memory before this one.
@@ -548,13 +551,13 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
                 if (BONUS) own_gradient[d] += query * key * at.pairs[part][part];
                 at.results[0][part][c] = dk;
                 at.results[1][part][c] = dq + sum_of_parts(dqs);
+                __syncwarp();
                 at.results[2][part][c] = dg + sum_of_parts(dgs);
                 __syncwarp();
             }
             __syncwarp();
             if (chunk) ask_for_queries(start - LENGTH);
             later.pass(at.queries, logs, at.since_start, at.grads);
-            if (chunk) state.take(at.kept[chunk - 1]);
             __syncthreads();
 
             // The row is a token again, so that neighbors write neighboring channels.
