@@ -25,6 +25,7 @@ import torch
 
 from lesson_code import results
 from lesson_code.cupy import _kernels, nvrtc
+from lesson_code.cupy.decay import decaying_scan
 from lesson_code.cupy.delta import delta_scan
 from lesson_code.cupy.linear import causal_scan
 from lesson_code.cupy.wkv import wkv
@@ -40,6 +41,7 @@ DTYPES = {
     "chunked": (torch.float32, torch.bfloat16),
     "tensor_core": (torch.float16, torch.bfloat16),
     "wkv": (torch.float32, torch.float16, torch.bfloat16),
+    "decay": (torch.float32, torch.bfloat16),
     "delta": (torch.float32, torch.bfloat16),
 }
 WIDTHS = {
@@ -47,6 +49,7 @@ WIDTHS = {
     "chunked": (64, 128, 256),
     "tensor_core": (64, 65, 128, 256),  # rows of 65 numbers begin anywhere, not at 16 bytes
     "wkv": (64,),  # a thread has one channel, however many there are
+    "decay": (64, 128, 256),
     "delta": (64, 128),
 }
 HEADS_AND_LENGTHS = ((8, 512), (256, 64))
@@ -78,6 +81,18 @@ def calls(kernel, dtype, width):
         g = torch.zeros(2, 64, width, requires_grad=True)
         return [
             lambda g=g: delta_scan(x, x, x, g[..., 0], g, device="cpu") for g in (g, g[..., :1])
+        ]
+
+    def scan(H, N, decays, bonus):
+        x = torch.zeros(H, N, width, dtype=dtype, requires_grad=True)
+        return decaying_scan(x, x, x, x[..., :decays], bonus, device="cpu")
+
+    if kernel == "decay":
+        return [
+            lambda H=H, N=N, decays=decays, bonus=bonus: scan(H, N, decays, bonus)
+            for H, N in HEADS_AND_LENGTHS
+            for decays in (1, width)
+            for bonus in (None, torch.zeros(width))
         ]
 
     def call(H, N, normalize):
@@ -132,7 +147,7 @@ def all_launches(architectures, kernels, widths=None):
 
 def fingerprint():
     """A number of the kernel files without comments and spaces, and of all launches."""
-    files = ("gpu.h", "rows.h", "linear.cu", "wkv.cu", "delta.cu")
+    files = ("gpu.h", "rows.h", "linear.cu", "wkv.cu", "decay.cu", "delta.cu")
     texts = [re.sub(r"//.*|\s+", " ", _kernels.text(file)).split() for file in files]
     launched = all_launches(GPUS, DTYPES)
     return hashlib.sha256(repr((texts, launched, nvrtc.OPTIONS)).encode()).hexdigest()

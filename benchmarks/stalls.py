@@ -104,6 +104,10 @@ class Program:
         self.kinds = [low & 0xFF for low, _ in words]
         self.cycles = [high >> 41 & 15 for _, high in words]
         self.wide = [high >> 9 & 7 == 6 for _, high in words]  # 16 bytes at a time
+        # What comes late is waited for by its number: who gives it, frees it, and must have it.
+        self.gives = [high >> 46 & 7 for _, high in words]
+        self.frees = [high >> 49 & 7 for _, high in words]
+        self.waits = [high >> 52 & 63 for _, high in words]
         self.next = []
         for i, (low, _) in enumerate(words):
             always = low >> 12 & 15 == 7  # without a predicate
@@ -163,18 +167,21 @@ class Program:
         return way
 
 
-def rows_of(kernel, function, program):
-    """A row for each loop on the way of a full tile, and one for what is outside of them."""
-    wide = kernel == "tensor_core"
+def ways_of(program, wide):
+    """For each loop on the way of a full tile its own instructions; first, those outside."""
     ways = {(0, None): program.path(0, None, wide)}
     for loop in sorted(program.loops()):
         way = program.path(*loop, wide)
         if any(set(way) < set(other) for other in ways.values()):
             ways[loop] = way
     sets = [set(way) for way in ways.values()]
-    for number, way in enumerate(sets):
-        inside = [other for other in sets if other < way]
-        own = sorted(way.difference(*inside))
+    return [sorted(way.difference(*(other for other in sets if other < way))) for way in sets]
+
+
+def rows_of(kernel, function, program):
+    """A row for each loop on the way of a full tile, and one for what is outside of them."""
+    wide = kernel == "tensor_core"
+    for number, own in enumerate(ways_of(program, wide)):
         kinds = [OPERATIONS.get(program.kinds[i]) for i in own]
         row = {"kernel": kernel, "function": function, "loop": number, "instructions": len(own)}
         row |= {kind: kinds.count(kind) for kind in OPERATIONS.values()}

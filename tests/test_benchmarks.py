@@ -41,6 +41,7 @@ SMALL = {
     "forgetting": ["--quick"],
     "forms": ["--tokens", "70", "--lengths", "1", "16", "--repeats", "1"],
     "letters": ["--quick"],
+    "kernel_times": ["--kernels", "tensor_core", "--gpus", "H200", "--shapes", "1,2,128,64"],
     "habits": ["--calls", "2", "--trials", "1"],
     "heads": ["--quick"],
     "generation": ["--size", "1", "64", "--repeats", "1", "--memory", "2000000", "--eager"],
@@ -109,7 +110,7 @@ def test_a_script_writes_what_is_committed(name: str, tmp_path: Path) -> None:
 def test_a_result_says_where_it_comes_from(name: str) -> None:
     result = results.load(name)
     assert {"what", "machine", "date", "rows"} <= set(result)
-    no_draws = ("chapters", "exchange", "predictions", "registers", "stalls")
+    no_draws = ("chapters", "exchange", "kernel_times", "predictions", "registers", "stalls")
     assert "seed" in result or name in no_draws
     machines = result["machine"] if isinstance(result["machine"], list) else [result["machine"]]
     for machine in machines:

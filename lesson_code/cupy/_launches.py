@@ -1,4 +1,4 @@
-"""How the kernels of linear.cu are launched: their macros, grids, and the memory they need."""
+"""How the kernels of linear.cu and pipelined.cu are launched: their macros, grids, and the memory they need."""
 
 import math
 from typing import NamedTuple
@@ -10,6 +10,9 @@ from lesson_code.cupy import _arrays, _kernels
 CHUNK = 64
 MIN_SEGMENT = 4 * CHUNK  # tokens: a shorter segment would not be worth its state
 BLOCKS_PER_PROCESSOR = 2  # fewer would leave a multiprocessor waiting for memory
+THREADS = 256  # of a block of pipelined.cu
+ALONE = 1024  # tokens of a sequence whose segments make their states themselves: see `walk_plan`
+MOST_STAGES = 8
 
 
 class Shape(NamedTuple):
@@ -42,12 +45,14 @@ def scan(
     keep: bool = False,
     normalize: bool = False,
     reverse: bool = False,
+    interval: int = 0,
 ):
     """One scan by one kernel: (outputs, last state or None, normalizers or None).
 
     `ones` are columns of ones behind q, k and v; one behind v makes z the last column of a state.
     States are arrays (..., features, columns) of float32. The outputs have the dtype `dtype`.
-    `reverse` lets time run backwards.
+    `reverse` lets time run backwards. With an `interval`, which "pipelined" knows alone, there is
+    a state after each so many tokens in the place of the last one: (..., states, features, columns).
     """
     states = () if initial is None else initial.shape[:-2]
     leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], states)
@@ -56,7 +61,8 @@ def scan(
     shape = Shape(math.prod(leading), N, features, values, ones[2])
     state = (*leading, features, shape.columns)
     out = _arrays.empty((*leading, N, values), dtype, q)
-    last = _arrays.empty(state, "float32", q) if keep else None
+    kept = (*leading, -(-N // interval), *state[-2:]) if interval else state
+    last = _arrays.empty(kept, "float32", q) if keep else None
     normalizers = _arrays.empty((*leading, N), "float32", q) if normalize else None
     if shape.heads:
         if initial is not None:
@@ -65,7 +71,8 @@ def scan(
             _arrays.rows(x, leading, ones=columns, reverse=reverse)
             for x, columns in zip((q, k, v, out), (*ones, 0), strict=True)
         ]
-        LAUNCHES[kernel](shape, rows, initial, last, normalizers)
+        options = {"interval": interval} if interval else {}
+        LAUNCHES[kernel](shape, rows, initial, last, normalizers, **options)
     return out, last, normalizers
 
 
@@ -112,7 +119,8 @@ def tensor_core(shape, rows, initial, last, normalizers):
         "ALIGNED": int(all(map(_is_aligned, rows))),
     }
     slabs = blocks(shape.values, slab)
-    segments, length = _segments(shape, slabs, gpu)
+    wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // (shape.heads * slabs))
+    segments, length = segments_of(shape.N, wanted)
     grid, block = (shape.heads * segments, slabs), 2 * chunk
     cut = (shape.N, shape.features, segments, length)
     shared = {"shared_bytes": shared_bytes}
@@ -130,7 +138,103 @@ def tensor_core(shape, rows, initial, last, normalizers):
     _kernels.run("linear.cu", macros, "segment_outputs", grid, block, *arguments, **shared)
 
 
-LAUNCHES = {"recurrent": recurrent, "chunked": chunked, "tensor_core": tensor_core}
+def pipelined(shape, rows, initial, last, normalizers, interval=0):
+    q, k, v, out = rows
+    gpu = _kernels.gpu(out.array)
+    plan = walk_plan(shape, gpu)
+    if plan is None or not shape.N:
+        return tensor_core(shape, rows, initial, last, normalizers)
+    macros = plan.macros("FORWARD", out.array, shape, normalizers, rows)
+    blocks_of_tokens = (shape.heads * plan.segments, plan.slabs)
+    states = initial
+    if plan.segments > 1 and not plan.alone:
+        states = states_of_segments(shape, plan, k, v, initial)
+    cut = (shape.N, shape.features, plan.segments, plan.alone, interval or shape.N, plan.length)
+    arguments = (*rows, states, last, normalizers, *cut)
+    _kernels.run(
+        "pipelined.cu", macros, "forward_walk", blocks_of_tokens, THREADS, *arguments,
+        shared_bytes=plan.shared_bytes,
+    )  # fmt: skip
+
+
+def states_of_segments(shape, plan, k, v, initial, *, backwards=False):
+    """The states before all segments, or with time running backwards behind them."""
+    size = shape.features * shape.columns
+    total = shape.heads * size
+    states = _arrays.empty((shape.heads, plan.segments, size), "float32", k.array)
+    macros = plan.macros("SUMS", k.array, shape, None, (k, v))
+    grid = (shape.heads * plan.segments, plan.slabs)
+    cut = (shape.N, shape.features, plan.segments, plan.length)
+    shared = {"shared_bytes": plan.shared_bytes}
+    _kernels.run(
+        "pipelined.cu", macros, "sums_of_segments", grid, THREADS, k, v, states, *cut, **shared
+    )
+    arguments = (states, initial, size, plan.segments, int(backwards), np.int64(total))
+    grid = blocks(total, 256)
+    _kernels.run("pipelined.cu", macros, "states_of_segments", grid, 256, *arguments)
+    return states
+
+
+class Plan(NamedTuple):
+    """How a walk of pipelined.cu is cut and fits shared memory."""
+
+    columns: int  # of the values, a block
+    chunk: int
+    stages: int
+    shared_bytes: int
+    slabs: int
+    segments: int
+    length: int  # tokens of a segment
+    alone: bool  # whether each segment makes the state before it from all tokens before it
+
+    def macros(self, name, array, shape, normalizers, rows) -> dict:
+        return {
+            name: 1,
+            "TYPE": _arrays.c_type(array),
+            **_sizes(shape, normalizers),
+            "FEATURES": round_up(max(1, shape.features), 64),
+            "COLUMNS": self.columns,
+            "CHUNK": self.chunk,
+            "STAGES": self.stages,
+            "ALIGNED": int(all(map(_is_aligned, rows))),
+        }
+
+
+def walk_plan(shape, gpu, *, backward: bool = False) -> Plan | None:
+    """The plan of a walk; None where its state or its tiles do not fit a multiprocessor."""
+    features = round_up(max(1, shape.features), 64)
+    columns = 64 if shape.values <= 64 else 128
+    slabs = blocks(shape.values, columns)
+    if features > 128 or backward and slabs > 1:
+        return None
+    fill = gpu.processors // (shape.heads * slabs)  # segments that run at the same time
+    for chunk, most in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
+        length = max(chunk, round_up(-(-shape.N // max(1, fill)), chunk))
+        alone = length < shape.N <= ALONE
+        stages = min(MOST_STAGES, -(-shape.N // chunk) + 1) if alone else most
+        while stages >= most and (size := _walk_bytes(features, columns, chunk, stages, backward)):
+            if size <= gpu.shared_bytes:
+                segments = blocks(shape.N, length)
+                return Plan(columns, chunk, stages, size, slabs, segments, length, alone)
+            stages -= 1
+    return None
+
+
+def _walk_bytes(features, columns, chunk, stages, backward) -> int:
+    """Shared memory of a walk: its tiles, the weights in a chunk, the states, and small things."""
+    wide, high = features + 8, columns + 8
+    tiles = chunk * 2 * (wide + high) if backward else chunk * (2 * wide + high)
+    both = 1 + backward  # of weights, and of states
+    numbers = stages * tiles + both * (chunk * (chunk + 8) + features * high)
+    return 2 * numbers + 4 * both * (features + 8 + (chunk // 16) ** 2 + chunk)
+
+
+LAUNCHES = {
+    "recurrent": recurrent,
+    "chunked": chunked,
+    "tensor_core": tensor_core,
+    "pipelined": pipelined,
+}
 
 
 def _types(rows) -> dict:
@@ -158,12 +262,11 @@ def _tiles(shape, gpu) -> tuple[int, int, int]:
     return chunk, slab, shared_bytes
 
 
-def _segments(shape, slabs, gpu) -> tuple[int, int]:
-    """(how many, tokens of each): as many as fill the GPU, each a multiple of the chunk."""
-    wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // (shape.heads * slabs))
-    segments = max(1, min(wanted, shape.N // MIN_SEGMENT))
-    length = max(CHUNK, round_up(-(-shape.N // segments), CHUNK))
-    return blocks(shape.N, length), length
+def segments_of(N: int, wanted: int) -> tuple[int, int]:
+    """(how many, tokens of each, a multiple of the chunk): as many as wanted, if long enough."""
+    segments = max(1, min(wanted, N // MIN_SEGMENT))
+    length = max(CHUNK, round_up(-(-N // segments), CHUNK))
+    return blocks(N, length), length
 
 
 def _is_aligned(rows) -> bool:

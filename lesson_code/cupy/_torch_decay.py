@@ -45,7 +45,8 @@ def _scan_backward(
     )
     if log_decay.shape[-1] == 1:
         d_log = d_log.sum(dim=-1, keepdim=True).to(log_decay.dtype)
-    return *gradients, d_log, _nothing(state) if d_bonus is None else d_bonus, d_state
+    d_bonus = _nothing(state) if d_bonus is None else d_bonus.sum(dim=-2)
+    return *gradients, d_log, d_bonus, d_state
 
 
 @_scan.register_fake

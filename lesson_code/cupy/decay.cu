@@ -7,9 +7,14 @@
 // the logarithms that lie between: each sum is made of its own terms. So no exponent is above 0, no
 // decay is divided by another, and -inf, which empties a channel, is a factor of exactly 0.
 //
-// A block takes a head through its chunks of 16 tokens, with 16 x 16 threads. In each step a thread
-// has a row (a token, a column or a channel) and, with its 15 neighbors, one of 16 parts of the sums
-// that belong to it.
+// A block takes a segment of a head through its chunks of 16 tokens, with 16 x 16 threads. In each step
+// a thread has a row (a token, a column or a channel) and, with its 15 neighbors, one of 16 parts of
+// the sums that belong to it. Where heads are many a segment is the whole sequence. Else `walk` finds
+// what each segment adds to the memory, and `segment_starts` the memory before each; then all segments
+// are computed at the same time.
+//
+// No thread waits for another at a __syncwarp here: it is there because compilers move no load across
+// one. Without them, and with all loops unrolled, they load so far ahead that registers are spilled.
 
 constexpr int LENGTH = 16;     // tokens of a chunk
 constexpr int PARTS = LENGTH;  // of a sum; see sum_of_parts
@@ -21,26 +26,26 @@ constexpr int DECAYS = PER_CHANNEL ? FEATURES : 1;
 constexpr int pitch(int width) { return width % 32 ? width : width + 16; }
 
 // LENGTH rows on their way from memory, in registers. They are asked for one chunk ahead, so that
-// they arrive while that chunk is computed.
+// they arrive while that chunk is computed. A thread has columns part, part + 16, ... of its row, and
+// so one address for all.
 template <int WIDTH> struct Tile {
-    static constexpr int LOADS = (LENGTH * WIDTH + THREADS - 1) / THREADS;
+    static constexpr int LOADS = (WIDTH + PARTS - 1) / PARTS;
     float held[LOADS];
 
     // The rows from `start` on, those before `end`, and their columns from `first` on; 0 outside.
     template <typename T> __device__ __forceinline__ void ask(const Rows<T>& rows, int start, int end, int first) {
+        const int t = start + threadIdx.x / PARTS, part = threadIdx.x % PARTS;
+        const bool known = t >= 0 && t < end && part < WIDTH;
+        const T* own = rows.row(known ? t : 0) + first + part;
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const int i = threadIdx.x + n * THREADS, t = start + i / WIDTH;
-            const bool known = i < LENGTH * WIDTH && t >= 0 && t < end;
-            held[n] = known ? rows.number(t, first + i % WIDTH) : 0.0f;
-        }
+        for (int n = 0; n < LOADS; n++)
+            held[n] = known && first + part + n * PARTS < rows.width ? to_float(own[n * PARTS]) : 0.0f;
     }
-    template <int PITCH> __device__ __forceinline__ void store(float (&tile)[LENGTH][PITCH]) const {
+    template <int PITCH> __device__ __forceinline__ void store(float (*tile)[PITCH]) const {
+        const int part = threadIdx.x % PARTS;
 #pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const int i = threadIdx.x + n * THREADS;
-            if (i < LENGTH * WIDTH) tile[i / WIDTH][i % WIDTH] = held[n];
-        }
+        for (int n = 0; n < LOADS; n++)
+            if (part < WIDTH) tile[threadIdx.x / PARTS][part + n * PARTS] = held[n];
     }
 };
 
@@ -58,11 +63,24 @@ template <int HALF = PARTS / 2> __device__ __forceinline__ float sum_of_parts(fl
 }
 
 // The decay over the tokens [first, end) of the chunk, in one channel.
-template <int PITCH> __device__ __forceinline__ float decay(const float (&logs)[LENGTH][PITCH], int channel, int first, int end) {
+template <int PITCH> __device__ __forceinline__ float decay(const float (*logs)[PITCH], int channel, int first, int end) {
     float log = 0.0f;
     for (int t = first; t < end; t++) log += logs[t][PER_CHANNEL ? channel : 0];
     return expf(log);
 }
+
+// A segment of a head. With time reversed the cuts lie where they lay: the first segment begins `pad`
+// tokens before there are any, and those count as zeros.
+struct Segment {
+    long long number;  // of all
+    int head, begin, end;
+    bool is_last;
+    __device__ __forceinline__ Segment(int segments, int length, int pad, int N) {
+        const int own = blockIdx.x % segments;
+        number = blockIdx.x, head = blockIdx.x / segments;
+        begin = own * length - pad, end = min(begin + length, N), is_last = own == segments - 1;
+    }
+};
 
 // How many tokens of the chunk have faded the memory when token t reads it.
 __device__ __forceinline__ int read_after(int t) { return BONUS ? t : t + 1; }
@@ -70,7 +88,7 @@ __device__ __forceinline__ int read_after(int t) { return BONUS ? t : t + 1; }
 // What is left of the key of token j in one channel when each token of the chunk reads: 0 before j,
 // and for j itself the bonus, or 1. Returns what is left at the end of the chunk.
 template <int PITCH>
-__device__ __forceinline__ float fade(float (&left)[LENGTH], const float (&logs)[LENGTH][PITCH], int channel, int j, float own) {
+__device__ __forceinline__ float fade(float (&left)[LENGTH], const float (*logs)[PITCH], int channel, int j, float own) {
     float log = 0.0f;
 #pragma unroll
     for (int t = 0; t < LENGTH; t++) {
@@ -95,15 +113,18 @@ struct ForwardTiles {
     float scores[LENGTH][LENGTH + 2], totals[FEATURES], own[FEATURES];
 };
 
-// One block for each head and COLUMNS columns of the values. With `lag` 1 a token fades the memory by the
-// decay of the token before it.
+// One block for each segment and COLUMNS columns of the values; `initial` has a memory for each segment.
+// With `lag` 1 a token fades the memory by the decay of the token before it.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay,
-        Rows<SCALAR> out, const float* bonus, const float* initial, float* last, int N, int lag) {
+        Rows<SCALAR> out, const float* bonus, const float* initial, float* last, int N, int lag, int segments,
+        int length, int pad) {
     constexpr int OWN = FEATURES / PARTS, WIDE = COLUMNS / LENGTH;
+    constexpr int TOGETHER = WIDE % 2 ? 1 : 2;  // columns whose sums a thread has at a time
     dynamic_shared_memory(shared);
     ForwardTiles& at = *reinterpret_cast<ForwardTiles*>(shared);
-    const long long head = blockIdx.x;
+    const Segment segment(segments, length, pad, N);
+    const long long head = segment.head;
     const int first = blockIdx.y * COLUMNS, features = k.width, columns = v.width;
     const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
     q = q.of_head(head), k = k.of_head(head), v = v.of_head(head), out = out.of_head(head);
@@ -117,7 +138,7 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
         for (int x = 0; x < WIDE; x++) {
             const int c = n * PARTS + part, m = first + x * LENGTH + row;
             const bool known = c < features && m < columns;
-            state[n][x] = known ? initial[(head * features + c) * columns + m] : 0.0f;
+            state[n][x] = known ? initial[(segment.number * features + c) * columns + m] : 0.0f;
         }
 
     // What a token sees of itself.
@@ -128,13 +149,13 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
     Tile<DECAYS> some_logs;
     Tile<COLUMNS> some_values;
     const auto ask = [&](int start) {
-        some_queries.ask(q, start, N, 0);
-        some_keys.ask(k, start, N, 0);
-        some_logs.ask(log_decay, start - lag, N - lag, 0);
-        some_values.ask(v, start, N, first);
+        some_queries.ask(q, start, segment.end, 0);
+        some_keys.ask(k, start, segment.end, 0);
+        some_logs.ask(log_decay, start - lag, segment.end - lag, 0);
+        some_values.ask(v, start, segment.end, first);
     };
-    ask(0);
-    for (int start = 0; start < N; start += LENGTH) {
+    ask(segment.begin);
+    for (int start = segment.begin; start < segment.end; start += LENGTH) {
         some_queries.store(at.queries);
         some_keys.store(at.keys);
         some_logs.store(at.logs);
@@ -143,6 +164,7 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
 
         // How much each token sees of the key of token `row`; and that key, faded until the chunk's end.
         float sums[LENGTH] = {}, left[LENGTH], to_end = 0.0f;
+#pragma unroll 1
         for (int c = part; c < FEATURES; c += PARTS) {
             if (PER_CHANNEL || BONUS || c == part) to_end = fade(left, at.logs, c, row, at.own[c]);
             const float key = at.keys[row][c];
@@ -163,32 +185,35 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
         __syncthreads();
 
         // The outputs of column `row`, `row` + 16, ...: what is seen of token `part`, and of the state.
-        float outputs[WIDE][LENGTH], some[WIDE];
 #pragma unroll
-        for (int x = 0; x < WIDE; x++) some[x] = at.values[part][x * LENGTH + row];
+        for (int x = 0; x < WIDE; x += TOGETHER) {
+            float outputs[TOGETHER][LENGTH];
 #pragma unroll
-        for (int i = 0; i < LENGTH; i++) {
-            const float score = at.scores[i][part];
+            for (int y = 0; y < TOGETHER; y++)
 #pragma unroll
-            for (int x = 0; x < WIDE; x++) outputs[x][i] = part <= i ? score * some[x] : 0.0f;
+                for (int i = 0; i < LENGTH; i++)
+                    outputs[y][i] = part <= i ? at.scores[i][part] * at.values[part][(x + y) * LENGTH + row] : 0.0f;
+#pragma unroll
+            for (int n = 0; n < OWN; n++)
+#pragma unroll
+                for (int i = 0; i < LENGTH; i++) {
+                    const float query = at.queries[i][n * PARTS + part];
+#pragma unroll
+                    for (int y = 0; y < TOGETHER; y++) outputs[y][i] += query * state[n][x + y];
+                }
+#pragma unroll
+            for (int y = 0; y < TOGETHER; y++) at.results[part][(x + y) * LENGTH + row] = sum_of_parts(outputs[y]);
+            __syncwarp();
         }
-#pragma unroll
-        for (int n = 0; n < OWN; n++)
-#pragma unroll
-            for (int i = 0; i < LENGTH; i++) {
-                const float query = at.queries[i][n * PARTS + part];
-#pragma unroll
-                for (int x = 0; x < WIDE; x++) outputs[x][i] += query * state[n][x];
-            }
-#pragma unroll
-        for (int x = 0; x < WIDE; x++) at.results[part][x * LENGTH + row] = sum_of_parts(outputs[x]);
 
         ask(start + LENGTH);
 #pragma unroll
         for (int n = 0; n < OWN; n++)
 #pragma unroll
             for (int x = 0; x < WIDE; x++) state[n][x] *= at.totals[n * PARTS + part];
+#pragma unroll 1
         for (int t = 0; t < LENGTH; t++) {
+            float some[WIDE];
 #pragma unroll
             for (int x = 0; x < WIDE; x++) some[x] = at.values[t][x * LENGTH + row];
 #pragma unroll
@@ -200,10 +225,12 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
         }
         __syncthreads();
 
-        for (int i = threadIdx.x; i < LENGTH * COLUMNS; i += THREADS) {
-            const int t = i / COLUMNS, m = i % COLUMNS;
-            if (start + t < N && first + m < columns) out.row(start + t)[first + m] = from_float<SCALAR>(at.results[t][m]);
-        }
+        if (start + row >= 0 && start + row < segment.end)
+#pragma unroll
+            for (int x = 0; x < WIDE; x++) {
+                const int m = x * LENGTH + part;
+                if (first + m < columns) out.row(start + row)[first + m] = from_float<SCALAR>(at.results[row][m]);
+            }
     }
 
 #pragma unroll
@@ -211,11 +238,11 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
 #pragma unroll
         for (int x = 0; x < WIDE; x++) {
             const int c = n * PARTS + part, m = first + x * LENGTH + row;
-            if (c < features && m < columns) last[(head * features + c) * columns + m] = state[n][x];
+            if (segment.is_last && c < features && m < columns) last[(head * features + c) * columns + m] = state[n][x];
         }
 }
 
-// ---- Backward -----------------------------------------------------------------------------------
+// ---- Backward ------------------------------------------------------------------------------------
 //
 // The gradient G of the memory is a memory that fades as well, from the last token to the first:
 //
@@ -224,201 +251,340 @@ forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<c
 //
 // so dv is a forward pass with time reversed, q in the place of k, and do in that of v; there a decay
 // lies one token later, unless a bonus has it read early. The others need sums over columns: a block
-// has 16 channels, and all columns. It needs the memory before each chunk, which chunk_starts writes
-// down, and walks back with G.
+// has CHANNELS channels, and all columns. It walks back with G, and needs the memory before each chunk
+// as well. `walk` writes that down before each span of SPAN tokens; from there the block walks
+// through the span's chunks once more, and keeps the memory before each in shared memory.
 //
 // dg_t is a sum of all that has faded by e^g_t: what the tokens from t on have read of those before
 // it. Token i has read S from the start of the chunk, or token j of it, or a later chunk has read
 // either. Each term is added up by itself: q_t dq_t - k_t dk_t would say the same, and lose digits.
 
-constexpr int CHANNELS = 16, OWN_COLUMNS = VALUES / PARTS;
+constexpr int DEEP = CHANNELS / LENGTH, OWN_COLUMNS = VALUES / PARTS;
 constexpr int LOGS = PER_CHANNEL ? CHANNELS : 1;
 
-// One block for each head and each 16 channels: the state before each chunk.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-chunk_starts(Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay, const float* initial,
-             float* starts, int N) {
-    __shared__ float keys[LENGTH][CHANNELS + 2], logs[LENGTH][LOGS], values[LENGTH][pitch(VALUES)];
-    const long long head = blockIdx.x;
-    const int first = blockIdx.y * CHANNELS, features = k.width, columns = v.width;
-    const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS, channel = first + row;
-    const int chunks = (N + LENGTH - 1) / LENGTH;
-    k = k.of_head(head), v = v.of_head(head), log_decay = log_decay.of_head(head);
+// A memory in the registers of a block: the thread has channels row, row + 16, ... and columns part, part + 16, ...
+struct Memory {
+    float of[DEEP][OWN_COLUMNS];
 
-    float state[OWN_COLUMNS];  // of one channel; columns part, part + 16, ...
+    // `in` is a memory of the head and `first` the block's first channel; 0 where there is none.
+    __device__ __forceinline__ void load(const float* in, int first, int features, int columns) {
+        const int c = first + threadIdx.x / PARTS, m = threadIdx.x % PARTS;
 #pragma unroll
-    for (int n = 0; n < OWN_COLUMNS; n++) {
-        const int m = n * PARTS + part;
-        state[n] = channel < features && m < columns ? initial[(head * features + channel) * columns + m] : 0.0f;
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++) {
+                const bool known = in && c + d * LENGTH < features && m + n * PARTS < columns;
+                of[d][n] = known ? in[(c + d * LENGTH) * columns + m + n * PARTS] : 0.0f;
+            }
     }
+    __device__ __forceinline__ void store(float* out, int first, int features, int columns) const {
+        const int c = first + threadIdx.x / PARTS, m = threadIdx.x % PARTS;
+#pragma unroll
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++)
+                if (c + d * LENGTH < features && m + n * PARTS < columns)
+                    out[(c + d * LENGTH) * columns + m + n * PARTS] = of[d][n];
+    }
+
+    // For the thread itself, in shared memory.
+    using Slots = float[DEEP][OWN_COLUMNS][THREADS];
+    __device__ __forceinline__ void keep(Slots& slots) const {
+#pragma unroll
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++) slots[d][n][threadIdx.x] = of[d][n];
+    }
+    __device__ __forceinline__ void take(const Slots& slots) {
+#pragma unroll
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++) of[d][n] = slots[d][n][threadIdx.x];
+    }
+
+    // From one end of a chunk to the other: what was there fades, and each token adds key x value, faded.
+    template <int KEYS, int LOG_PITCH, int FADES, int COLUMN_PITCH>
+    __device__ __forceinline__ void pass(const float (*keys)[KEYS], const float (*logs)[LOG_PITCH],
+                                         const float (&fades)[LENGTH][FADES], const float (*values)[COLUMN_PITCH]) {
+        const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            const float total = decay(logs, d * LENGTH + row, 0, LENGTH);
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++) of[d][n] *= total;
+        }
+#pragma unroll 1
+        for (int t = 0; t < LENGTH; t++)
+#pragma unroll
+            for (int d = 0; d < DEEP; d++) {
+                const float key = keys[t][d * LENGTH + row] * fades[t][d * LENGTH + row];
+#pragma unroll
+                for (int n = 0; n < OWN_COLUMNS; n++) of[d][n] += key * values[t][n * PARTS + part];
+            }
+    }
+
+    // Of channel `d` of the thread and row `part` of the tile, the sum over all columns.
+    template <int COLUMN_PITCH>
+    __device__ __forceinline__ float read(int d, const float (*rows)[COLUMN_PITCH]) const {
+        float sums[LENGTH] = {};
+#pragma unroll
+        for (int n = 0; n < OWN_COLUMNS; n++)
+#pragma unroll
+            for (int t = 0; t < LENGTH; t++) sums[t] += of[d][n] * rows[t][n * PARTS + threadIdx.x % PARTS];
+        return sum_of_parts(sums);
+    }
+};
+
+// What each token's decays leave of it, until one end of its chunk or from the other, in the block's channels.
+template <int PITCH, int WIDTH>
+__device__ __forceinline__ void fades_to_end(float (&fades)[LENGTH][PITCH], const float (*logs)[WIDTH]) {
+    const int row = threadIdx.x / PARTS;
+    for (int c = threadIdx.x % PARTS; c < CHANNELS; c += PARTS) fades[row][c] = decay(logs, c, row + 1, LENGTH);
+}
+
+// The memory after each segment that began without any, and how much would have been left of one; or,
+// from `initial`, the memory before each span of SPAN tokens. One block for each segment and CHANNELS channels.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+walk(Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const LOG> log_decay, const float* initial, float* starts,
+     float* sums, float* totals, int N, int lag, int segments, int length, int pad) {
+    __shared__ float keys[LENGTH][CHANNELS + 2], logs[LENGTH][LOGS], values[LENGTH][pitch(VALUES)];
+    __shared__ float to_end[LENGTH][CHANNELS + 2];
+    const Segment segment(segments, length, pad, N);
+    const int first = blockIdx.y * CHANNELS, features = k.width, columns = v.width;
+    const int spans = (N + SPAN - 1) / SPAN;
+    const long long size = (long long)features * columns;
+    k = k.of_head(segment.head), v = v.of_head(segment.head), log_decay = log_decay.of_head(segment.head);
+
+    Memory state;
+    state.load(initial ? initial + segment.number * size : nullptr, first, features, columns);
+    float left = 1.0f;  // of channel `threadIdx.x`
 
     Tile<CHANNELS> some_keys;
     Tile<LOGS> some_logs;
     Tile<VALUES> some_values;
     const auto ask = [&](int start) {
-        some_keys.ask(k, start, N, first);
-        some_logs.ask(log_decay, start, N, PER_CHANNEL ? first : 0);
-        some_values.ask(v, start, N, 0);
+        some_keys.ask(k, start, segment.end, first);
+        some_logs.ask(log_decay, start - lag, segment.end - lag, PER_CHANNEL ? first : 0);
+        some_values.ask(v, start, segment.end, 0);
     };
-    ask(0);
-    for (int chunk = 0; chunk < chunks; chunk++) {
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) {
-            const int m = n * PARTS + part;
-            if (channel < features && m < columns)
-                starts[((head * chunks + chunk) * features + channel) * columns + m] = state[n];
-        }
+    ask(segment.begin);
+    for (int start = segment.begin; start < segment.end; start += LENGTH) {
+        if (starts && start % SPAN == 0)
+            state.store(starts + ((long long)segment.head * spans + start / SPAN) * size, first, features, columns);
         some_keys.store(keys);
         some_logs.store(logs);
         some_values.store(values);
         __syncthreads();
-        ask((chunk + 1) * LENGTH);
-        keys[row][part] *= decay(logs, part, row + 1, LENGTH);
+        ask(start + LENGTH);
+        fades_to_end(to_end, logs);
+        if (totals && threadIdx.x < CHANNELS) left *= decay(logs, threadIdx.x, 0, LENGTH);
         __syncthreads();
-        const float total = decay(logs, row, 0, LENGTH);
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) state[n] *= total;
-        for (int t = 0; t < LENGTH; t++)
-#pragma unroll
-            for (int n = 0; n < OWN_COLUMNS; n++) state[n] += keys[t][row] * values[t][n * PARTS + part];
+        state.pass(keys, logs, to_end, values);
         __syncthreads();
+    }
+    if (sums) state.store(sums + segment.number * size, first, features, columns);
+    if (totals && threadIdx.x < CHANNELS && first + threadIdx.x < features)
+        totals[segment.number * features + first + threadIdx.x] = left;
+}
+
+// The memory before each segment in the place of what the segment adds. A thread has one number of it.
+extern "C" __global__ void __launch_bounds__(THREADS)
+segment_starts(float* states, const float* totals, const float* initial, int segments, int features, int columns,
+               long long count) {
+    const long long i = (long long)blockIdx.x * THREADS + threadIdx.x, size = (long long)features * columns;
+    if (i >= count) return;
+    const long long head = i / size, own = i % size;
+    float state = initial[i];
+    for (int s = 0; s < segments; s++) {
+        const long long number = head * segments + s;
+        const float added = states[number * size + own];
+        states[number * size + own] = state;
+        state = totals[number * features + own / columns] * state + added;
     }
 }
 
-// One block for each head and each 16 channels. The gradient of one decay for all channels is a sum over
-// channels: grad_log has then one number for each block and token.
+// The sum of what the neighbors before this one have; or those after it.
+__device__ __forceinline__ float sum_of_neighbors(float own, bool after) {
+    float sum = 0.0f;
+    for (int lanes = 1; lanes < PARTS; lanes *= 2) {
+        const float other = __shfl_xor_sync(~0u, own, lanes);
+        if (bool(threadIdx.x & lanes) != after) sum += other;
+        own += other;
+    }
+    return sum;
+}
+
+__device__ __forceinline__ float sum_of_all(float own) {
+    for (int lanes = 1; lanes < PARTS; lanes *= 2) own += __shfl_xor_sync(~0u, own, lanes);
+    return own;
+}
+
+constexpr int CHUNKS = SPAN / LENGTH;
+
+struct BackwardTiles {
+    float keys[SPAN][CHANNELS + 2], logs[SPAN][LOGS], values[SPAN][pitch(VALUES)];
+    float queries[LENGTH][CHANNELS + 2], grads[LENGTH][pitch(VALUES)], pairs[LENGTH][LENGTH + 2];
+    float since_start[LENGTH][CHANNELS + 2], to_end[LENGTH][CHANNELS + 2], results[3][LENGTH][CHANNELS + 2];
+    Memory::Slots kept[CHUNKS - 1 ? CHUNKS - 1 : 1];  // the memory before each chunk of a span but the last
+};
+
+// One block for each segment and CHANNELS channels; `starts` has the memory before each span, and grad_last
+// the gradient G behind each segment, from the last to the first. The gradient of one decay for all channels
+// is a sum over channels: grad_log has then one number for each block and token.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v,
          Rows<const LOG> log_decay, const float* bonus, const float* starts, const float* grad_last, SCALAR* grad_q,
-         SCALAR* grad_k, GRAD_LOG* grad_log, float* grad_bonus, float* grad_initial, int N) {
-    __shared__ float queries[LENGTH][CHANNELS + 2], keys[LENGTH][CHANNELS + 2], logs[LENGTH][LOGS];
-    __shared__ float values[LENGTH][pitch(VALUES)], grads[LENGTH][pitch(VALUES)];
-    __shared__ float since_start[LENGTH][CHANNELS + 2], to_end[LENGTH][CHANNELS + 2], pairs[LENGTH][LENGTH + 2];
-    __shared__ float results[3][LENGTH][CHANNELS + 2];
-    const long long head = blockIdx.x;
+         SCALAR* grad_k, GRAD_LOG* grad_log, float* grad_bonus, float* grad_initial, int N, int segments, int length) {
+    dynamic_shared_memory(shared);
+    BackwardTiles& at = *reinterpret_cast<BackwardTiles*>(shared);
+    const Segment segment(segments, length, 0, N);
+    const long long head = segment.head;
     const int first = blockIdx.y * CHANNELS, features = k.width, columns = v.width;
-    const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS, channel = first + row;
-    const int chunks = (N + LENGTH - 1) / LENGTH;
+    const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS, spans = (N + SPAN - 1) / SPAN;
+    const long long size = (long long)features * columns;
     grad = grad.of_head(head), q = q.of_head(head), k = k.of_head(head), v = v.of_head(head);
     log_decay = log_decay.of_head(head);
 
-    float later[OWN_COLUMNS];  // G, as the state in chunk_starts
+    Memory state, later;  // S before a chunk, and G behind it
+    const long long reversed = head * segments + segments - 1 - segment.number % segments;
+    later.load(grad_last + reversed * size, first, features, columns);
+    float own[DEEP], own_gradient[DEEP] = {};
 #pragma unroll
-    for (int n = 0; n < OWN_COLUMNS; n++) {
-        const int m = n * PARTS + part;
-        later[n] = channel < features && m < columns ? grad_last[(head * features + channel) * columns + m] : 0.0f;
+    for (int d = 0; d < DEEP; d++) {
+        const int c = first + d * LENGTH + row;
+        own[d] = BONUS ? c < features ? bonus[head * features + c] : 0.0f : 1.0f;
+        // With time reversed, and without a bonus, the first token of the next segment has not faded G yet.
+        if (BONUS || segment.is_last) continue;
+        const float next = expf(log_decay.number(segment.end, PER_CHANNEL ? c : 0));
+#pragma unroll
+        for (int n = 0; n < OWN_COLUMNS; n++) later.of[d][n] *= next;
     }
-    const float own = BONUS ? channel < features ? bonus[head * features + channel] : 0.0f : 1.0f;
-    float own_gradient = 0.0f;
 
-    Tile<CHANNELS> some_queries, some_keys;
+    Tile<CHANNELS> some_keys, some_queries;
     Tile<LOGS> some_logs;
     Tile<VALUES> some_values, some_grads;
-    const auto ask = [&](int chunk) {
-        const int start = chunk * LENGTH, end = chunk < 0 ? 0 : N;
-        some_queries.ask(q, start, end, first);
-        some_keys.ask(k, start, end, first);
-        some_logs.ask(log_decay, start, end, PER_CHANNEL ? first : 0);
-        some_values.ask(v, start, end, 0);
-        some_grads.ask(grad, start, end, 0);
+    const auto ask_for_keys = [&](int start) {
+        some_keys.ask(k, start, segment.end, first);
+        some_logs.ask(log_decay, start, segment.end, PER_CHANNEL ? first : 0);
+        some_values.ask(v, start, segment.end, 0);
     };
-    ask(chunks - 1);
-    for (int chunk = chunks - 1; chunk >= 0; chunk--) {
-        some_queries.store(queries);
-        some_keys.store(keys);
-        some_logs.store(logs);
-        some_values.store(values);
-        some_grads.store(grads);
-        __syncthreads();
-        float state[OWN_COLUMNS];  // before the chunk
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) {
-            const int m = n * PARTS + part;
-            const bool known = channel < features && m < columns;
-            state[n] = known ? starts[((head * chunks + chunk) * features + channel) * columns + m] : 0.0f;
+    const auto ask_for_queries = [&](int start) {
+        some_queries.ask(q, start, segment.end, first);
+        some_grads.ask(grad, start, segment.end, 0);
+    };
+    for (int span = (segment.end + SPAN - 1) / SPAN - 1; span * SPAN >= segment.begin; span--) {
+        const int chunks = min(CHUNKS, (segment.end - span * SPAN + LENGTH - 1) / LENGTH);
+        ask_for_keys(span * SPAN);
+        state.load(starts + (head * spans + span) * size, first, features, columns);
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            const int from = chunk * LENGTH;
+            some_keys.store(at.keys + from);
+            some_logs.store(at.logs + from);
+            some_values.store(at.values + from);
+            __syncthreads();
+            if (chunk == chunks - 1) break;
+            ask_for_keys(span * SPAN + from + LENGTH);
+            fades_to_end(at.to_end, at.logs + from);
+            __syncthreads();
+            state.keep(at.kept[chunk]);
+            state.pass(at.keys + from, at.logs + from, at.to_end, at.values + from);
         }
+        ask_for_queries(span * SPAN + (chunks - 1) * LENGTH);
+        for (int chunk = chunks - 1; chunk >= 0; chunk--) {
+            const int start = span * SPAN + chunk * LENGTH;
+            const auto keys = at.keys + chunk * LENGTH;
+            const auto logs = at.logs + chunk * LENGTH;
+            const auto values = at.values + chunk * LENGTH;
+            some_queries.store(at.queries);
+            some_grads.store(at.grads);
+            __syncthreads();
 
-        // The row is a token: do_i^T v_row for all tokens i, and the decays of channel `part`.
-        float sums[LENGTH] = {};
-        for (int m = part; m < VALUES; m += PARTS)
+            // The row is a token: do_i^T v_row for all tokens i, and the decays of all channels.
+            float sums[LENGTH] = {};
+#pragma unroll 1
+            for (int m = part; m < VALUES; m += PARTS)
 #pragma unroll
-            for (int i = 0; i < LENGTH; i++) sums[i] += grads[i][m] * values[row][m];
-        pairs[part][row] = sum_of_parts(sums);
-        since_start[row][part] = decay(logs, part, 0, read_after(row));
-        to_end[row][part] = decay(logs, part, row + 1, LENGTH);
-        __syncthreads();
+                for (int i = 0; i < LENGTH; i++) sums[i] += at.grads[i][m] * values[row][m];
+            at.pairs[part][row] = sum_of_parts(sums);
+            fades_to_end(at.to_end, logs);
+            for (int c = part; c < CHANNELS; c += PARTS) at.since_start[row][c] = decay(logs, c, 0, read_after(row));
+            __syncthreads();
 
-        // From here on the row is a channel. What later chunks read of its tokens:
-        float dk[LENGTH] = {}, dq[LENGTH] = {}, dg[LENGTH], until = 0.0f;
-#pragma unroll
-        for (int t = 0; t < LENGTH; t++) {
-#pragma unroll
-            for (int n = 0; n < OWN_COLUMNS; n++) dk[t] += later[n] * values[t][n * PARTS + part];
-            dk[t] *= to_end[t][row];
-            dg[t] = until;
-            until += keys[t][row] * dk[t];
-        }
-        results[0][part][row] = sum_of_parts(dk);
+            if (chunk < chunks - 1) state.take(at.kept[chunk]);
 
-        // What its tokens, and those of later chunks, read of what was before, and of token `part`; the
-        // last token first, as dg_t has the reads from t on.
-        const float total = decay(logs, row, 0, LENGTH);
-        float of_start = 0.0f, of_part = 0.0f, near_dk = 0.0f;
+            // From here on the row is a channel, and what is summed up comes out for token `part`.
 #pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) of_start += total * state[n] * later[n];
-        float left[LENGTH];
-        fade(left, logs, row, part, own);
-        const float key = keys[part][row];
-#pragma unroll
-        for (int t = LENGTH - 1; t >= 0; t--) {
-#pragma unroll
-            for (int n = 0; n < OWN_COLUMNS; n++) dq[t] += state[n] * grads[t][n * PARTS + part];
-            dq[t] *= since_start[t][row];
-            const float query = queries[t][row], weight = t >= part ? pairs[t][part] * left[t] : 0.0f;
-            if (BONUS) dg[t] += of_start + (t > part ? of_part : 0.0f);
-            of_start += query * dq[t];
-            of_part += query * weight * key;
-            if (!BONUS) dg[t] += of_start + (t > part ? of_part : 0.0f);
-            dq[t] += weight * key;
-            near_dk += weight * query;
-        }
-        results[0][part][row] += near_dk;
-        results[1][part][row] = sum_of_parts(dq);
-        results[2][part][row] = sum_of_parts(dg);
-        if (BONUS) own_gradient += queries[part][row] * key * pairs[part][part];
+            for (int d = 0; d < DEEP; d++) {
+                const int c = d * LENGTH + row;
+                const float key = keys[part][c], query = at.queries[part][c];
 
-        ask(chunk - 1);
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) later[n] *= total;
-        for (int t = 0; t < LENGTH; t++) {
-            const float query = queries[t][row] * since_start[t][row];
-#pragma unroll
-            for (int n = 0; n < OWN_COLUMNS; n++) later[n] += query * grads[t][n * PARTS + part];
-        }
-        __syncthreads();
+                // What later chunks read of it, and what it reads of the memory before the chunk.
+                float dk = later.read(d, values) * at.to_end[part][c];
+                __syncwarp();
+                float dq = state.read(d, at.grads) * at.since_start[part][c];
+                __syncwarp();
 
-        // The row is a token again, so that neighbors write neighboring channels.
-        const int t = chunk * LENGTH + row, c = first + part;
-        const long long token = head * N + t;
-        if (t < N && c < features) {
-            grad_k[token * features + c] = from_float<SCALAR>(results[0][row][part]);
-            grad_q[token * features + c] = from_float<SCALAR>(results[1][row][part]);
-            if (PER_CHANNEL) grad_log[token * features + c] = from_float<GRAD_LOG>(results[2][row][part]);
-        }
-        if (!PER_CHANNEL) {
-            float sum = results[2][row][part];
-            for (int lanes = 1; lanes < PARTS; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-            if (t < N && part == 0) grad_log[token * gridDim.y + blockIdx.y] = from_float<GRAD_LOG>(sum);
+                // Its decay is in what they read of the tokens before it, in what it reads and those behind
+                // it, and in what later chunks read of the memory before this one.
+                float through = 0.0f;
+#pragma unroll
+                for (int n = 0; n < OWN_COLUMNS; n++) through += state.of[d][n] * later.of[d][n];
+                through = sum_of_all(through) * decay(logs, c, 0, LENGTH);
+                const float read = query * dq;
+                float dg = through + sum_of_neighbors(key * dk, false) + sum_of_neighbors(read, true);
+                if (!BONUS) dg += read;
+
+                // What the chunk's tokens read of token `part`, the last first.
+                float left[LENGTH], dqs[LENGTH], dgs[LENGTH], so_far = 0.0f;
+                fade(left, logs, c, part, own[d]);
+                __syncwarp();
+#pragma unroll
+                for (int t = LENGTH - 1; t >= 0; t--) {
+                    const float weight = t >= part ? at.pairs[t][part] * left[t] : 0.0f;
+                    const float seen = weight * at.queries[t][c];
+                    if (BONUS) dgs[t] = t > part ? so_far : 0.0f;
+                    dqs[t] = weight * key;
+                    dk += seen;
+                    so_far += seen * key;
+                    if (!BONUS) dgs[t] = t > part ? so_far : 0.0f;
+                }
+                if (BONUS) own_gradient[d] += query * key * at.pairs[part][part];
+                at.results[0][part][c] = dk;
+                at.results[1][part][c] = dq + sum_of_parts(dqs);
+                __syncwarp();
+                at.results[2][part][c] = dg + sum_of_parts(dgs);
+                __syncwarp();
+            }
+            __syncwarp();
+            if (chunk) ask_for_queries(start - LENGTH);
+            later.pass(at.queries, logs, at.since_start, at.grads);
+            __syncthreads();
+
+            // The row is a token again, so that neighbors write neighboring channels.
+            const bool known = start + row < segment.end;
+            const long long token = head * N + start + row;
+            float d_log = 0.0f;
+            for (int c = part; c < CHANNELS; c += PARTS) {
+                d_log += at.results[2][row][c];
+                if (!known || first + c >= features) continue;
+                const long long i = token * features + first + c;
+                grad_k[i] = from_float<SCALAR>(at.results[0][row][c]);
+                grad_q[i] = from_float<SCALAR>(at.results[1][row][c]);
+                if (PER_CHANNEL) grad_log[i] = from_float<GRAD_LOG>(at.results[2][row][c]);
+            }
+            if (!PER_CHANNEL) {
+                d_log = sum_of_all(d_log);
+                if (known && part == 0) grad_log[token * gridDim.y + blockIdx.y] = from_float<GRAD_LOG>(d_log);
+            }
         }
     }
 
+    if (segment.begin == 0) later.store(grad_initial + head * size, first, features, columns);
+    if (BONUS)
 #pragma unroll
-    for (int n = 0; n < OWN_COLUMNS; n++) {
-        const int m = n * PARTS + part;
-        if (channel < features && m < columns) grad_initial[(head * features + channel) * columns + m] = later[n];
-    }
-    if (BONUS) {
-        for (int lanes = 1; lanes < PARTS; lanes *= 2) own_gradient += __shfl_xor_sync(~0u, own_gradient, lanes);
-        if (channel < features && part == 0) grad_bonus[head * features + channel] = own_gradient;
-    }
+        for (int d = 0; d < DEEP; d++) {
+            const int channel = first + d * LENGTH + row;
+            const float sum = sum_of_all(own_gradient[d]);
+            if (channel < features && part == 0) grad_bonus[segment.number * features + channel] = sum;
+        }
 }

@@ -11,12 +11,11 @@ import numpy as np
 from lesson_code import _arguments
 from lesson_code._contract import OUTSIDE
 from lesson_code.cupy import _arrays, _kernels
-from lesson_code.cupy._launches import blocks, round_up
+from lesson_code.cupy._launches import blocks, round_up, segments_of
 from lesson_code.cupy.linear import MAX_WIDTH
 
 LENGTH = 16  # tokens of a chunk, as in decay.cu
 THREADS = LENGTH * LENGTH
-CHANNELS = 16  # of a block, backward
 AT_MOST_0 = "at most 0"
 
 
@@ -67,10 +66,11 @@ def decaying_scan(
     Notes
     -----
     A block takes 16 tokens at a time: a masked product among them, and a state for what was before,
-    in float32. Decays are e to sums of logarithms, none of them above 0.
+    in float32. Decays are e to sums of logarithms, none of them above 0. Where heads are few the
+    sequence is cut into segments, which are computed at the same time.
 
-    The backward pass computes the state before every 16th token again, and keeps them while it
-    runs: D M / 16 numbers a token. It can be differentiated once, in reverse mode; where log_decay
+    The backward pass computes the state before every 64th token again (on small GPUs, every 32nd or
+    16th), and keeps them while it runs: D M / 64 numbers a token. It can be differentiated once, in reverse mode; where log_decay
     is -inf its gradient is 0. NaN reaches the outputs that depend on it and no others.
 
     References
@@ -143,61 +143,110 @@ def _check(q, k, v, log_decay, bonus, initial_state, device) -> tuple:
 # ---- Launches. -----------------------------------------------------------------------------------
 
 
-def forward(q, k, v, log_decay, bonus, initial, reverse: bool = False):
-    """Outputs (..., N, M) in the dtype of q, and the last state (..., D, M) in float32.
-
-    `reverse` lets time run backwards, where a decay stands between a token and the one before it,
-    and with a bonus between a token and the next.
-    """
+def forward(q, k, v, log_decay, bonus, initial):
+    """Outputs (..., N, M) in the dtype of q, and the last state (..., D, M) in float32."""
     parts = [q.shape[:-2], k.shape[:-2], v.shape[:-2], log_decay.shape[:-2], initial.shape[:-2]]
     leading = np.broadcast_shapes(*parts, () if bonus is None else bonus.shape[:-1])
-    (N, D), M = k.shape[-2:], v.shape[-1]
-    out = _arrays.empty((*leading, N, M), _arguments.dtype_name(q), q)
-    last = _arrays.empty((*leading, D, M), "float32", q)
-    if 0 in leading:
-        return out, last
-    macros = _macros(q, log_decay, bonus, D, M)
-    rows = [_arrays.rows(x, leading, reverse=reverse) for x in (q, k, v, log_decay, out)]
-    bonus, initial = _floats(bonus, (*leading, D)), _floats(initial, (*leading, D, M))
-    grid = (math.prod(leading), blocks(M, macros["COLUMNS"]))
-    arguments = (*rows, bonus, initial, last, N, int(reverse and bonus is None))
-    shared = {"shared_bytes": _shared_bytes(macros)}
-    _kernels.run("decay.cu", macros, "forward", grid, THREADS, *arguments, **shared)
-    return out, last
+    macros = _macros(q, log_decay, bonus, k, v)
+    cuts = _cuts(k, math.prod(leading) * blocks(v.shape[-1], macros["COLUMNS"]))
+    states = _segment_starts(macros, leading, cuts, k, v, log_decay, initial)
+    return _outputs(macros, leading, cuts, q, k, v, log_decay, bonus, states)
 
 
 def backward(grad, grad_last, q, k, v, log_decay, bonus, initial):
     """Gradients of q, k, v, log_decay, bonus (None without one) and the initial state.
 
-    All have the same leading dimensions. Where one decay serves all channels, its gradient comes as
-    (..., N, blocks), to be summed.
+    All have the same leading dimensions. Two gradients come in parts, to be summed: that of one
+    decay for all channels as (..., N, blocks), that of a bonus as (..., segments, D).
     """
     *heads, N, D = k.shape
     leading, M = tuple(heads), v.shape[-1]
     dtype, is_shared = _arguments.dtype_name(q), log_decay.shape[-1] == 1
-    dv, _ = forward(k, q, grad, log_decay, bonus, grad_last, reverse=True)
-    tiles = blocks(D, CHANNELS)
+    macros = _macros(q, log_decay, bonus, k, v)
+    tiles = blocks(D, macros["CHANNELS"])
+    segments, length = cuts = _cuts(k, math.prod(leading) * tiles)
     dq, dk = (_arrays.empty(k.shape, dtype, k) for _ in range(2))
     if is_shared:
         d_log = _arrays.empty((*leading, N, tiles), "float32", k)
     else:
         d_log = _arrays.empty(k.shape, _arguments.dtype_name(log_decay), k)
-    d_bonus = None if bonus is None else _arrays.empty((*leading, D), "float32", k)
+    d_bonus = None if bonus is None else _arrays.empty((*leading, segments, D), "float32", k)
     d_initial = _arrays.empty((*leading, D, M), "float32", k)
+
+    reverse = {"reverse": True}
+    before = _segment_starts(macros, leading, cuts, k, v, log_decay, initial)
+    behind = _segment_starts(macros, leading, cuts, q, grad, log_decay, grad_last, **reverse)
+    dv, _ = _outputs(macros, leading, cuts, k, q, grad, log_decay, bonus, behind, **reverse)
     if 0 not in leading:
-        macros = _macros(q, log_decay, bonus, D, M)
-        chunks = -(-N // LENGTH)
-        starts = _arrays.empty((*leading, chunks, D, M), "float32", k)
+        spans = -(-N // macros["SPAN"])
+        starts = _arrays.empty((*leading, spans, D, M), "float32", k)
+        _walk(macros, leading, cuts, k, v, log_decay, before, starts, None, None)
         inputs = [_arrays.rows(x, leading) for x in (grad, q, k, v, log_decay)]
-        bonus, initial = _floats(bonus, (*leading, D)), _floats(initial, (*leading, D, M))
-        grid = (math.prod(leading), tiles)
-        arguments = (*inputs[2:], initial, starts, N)
-        _kernels.run("decay.cu", macros, "chunk_starts", grid, THREADS, *arguments)
-        grad_last = _floats(grad_last, (*leading, D, M))
+        bonus = _floats(bonus, (*leading, D))
         gradients = (dq, dk, d_log, d_bonus, d_initial)
-        arguments = (*inputs, bonus, starts, grad_last, *gradients, N)
-        _kernels.run("decay.cu", macros, "backward", grid, THREADS, *arguments)
+        arguments = (*inputs, bonus, starts, behind, *gradients, N, segments, length)
+        grid = (math.prod(leading) * segments, tiles)
+        shared = {"shared_bytes": _backward_bytes(macros)}
+        _kernels.run("decay.cu", macros, "backward", grid, THREADS, *arguments, **shared)
     return dq, dk, dv, d_log, d_bonus, d_initial
+
+
+def _outputs(macros, leading, cuts, q, k, v, log_decay, bonus, states, reverse=False):
+    """Outputs and the last state, from the states before all segments.
+
+    `reverse` lets time run backwards, where a decay stands between a token and the one before it,
+    and with a bonus between a token and the next.
+    """
+    (N, D), M = k.shape[-2:], v.shape[-1]
+    out = _arrays.empty((*leading, N, M), _arguments.dtype_name(q), q)
+    last = _arrays.empty((*leading, D, M), "float32", q)
+    if 0 not in leading:
+        rows = [_arrays.rows(x, leading, reverse=reverse) for x in (q, k, v, log_decay, out)]
+        arguments = (*rows, _floats(bonus, (*leading, D)), states, last)
+        grid = (math.prod(leading) * cuts[0], blocks(M, macros["COLUMNS"]))
+        shared = {"shared_bytes": _forward_bytes(macros)}
+        places = _places(macros, cuts, N, reverse)
+        _kernels.run("decay.cu", macros, "forward", grid, THREADS, *arguments, *places, **shared)
+    return out, last
+
+
+def _cuts(k, count: int) -> tuple[int, int]:
+    """Segments, and tokens of each: more than one where `count` blocks leave the GPU half empty.
+
+    A cut costs a walk through keys and values. Bytes are not what these kernels wait for, so more
+    blocks than there are multiprocessors would not pay for it.
+    """
+    return segments_of(k.shape[-2], _kernels.gpu(k).processors // max(1, count))
+
+
+def _segment_starts(macros, leading, cuts, k, v, log_decay, initial, reverse=False):
+    """The states before all segments, (..., segments, D, M)."""
+    D, M, segments = k.shape[-1], v.shape[-1], cuts[0]
+    initial = _floats(initial, (*leading, D, M))
+    if segments == 1 or 0 in leading:
+        return initial
+    states = _arrays.empty((*leading, segments, D, M), "float32", k)
+    totals = _arrays.empty((*leading, segments, D), "float32", k)
+    _walk(macros, leading, cuts, k, v, log_decay, None, None, states, totals, reverse)
+    count = math.prod(leading) * D * M
+    arguments = (states, totals, initial, segments, D, M, np.int64(count))
+    grid = blocks(count, THREADS)
+    _kernels.run("decay.cu", macros, "segment_starts", grid, THREADS, *arguments)
+    return states
+
+
+def _walk(macros, leading, cuts, k, v, log_decay, initial, starts, sums, totals, reverse=False):
+    rows = [_arrays.rows(x, leading, reverse=reverse) for x in (k, v, log_decay)]
+    arguments = (*rows, initial, starts, sums, totals, *_places(macros, cuts, k.shape[-2], reverse))
+    grid = (math.prod(leading) * cuts[0], blocks(k.shape[-1], macros["CHANNELS"]))
+    _kernels.run("decay.cu", macros, "walk", grid, THREADS, *arguments)
+
+
+def _places(macros, cuts, N, reverse) -> tuple:
+    """N, lag, segments, length and pad, as decay.cu explains them."""
+    segments, length = cuts
+    lag = int(reverse and not macros["BONUS"])
+    return N, lag, segments, length, segments * length - N if reverse else 0
 
 
 def _floats(array, shape):
@@ -207,10 +256,10 @@ def _floats(array, shape):
     return _arrays.contiguous(_arrays.broadcast(_arrays.floats(array), shape))
 
 
-def _macros(q, log_decay, bonus, D, M) -> dict:
-    features, values = (max(16, round_up(size, 16)) for size in (D, M))
+def _macros(q, log_decay, bonus, k, v) -> dict:
+    features, values = (max(16, round_up(x.shape[-1], 16)) for x in (k, v))
     is_shared = log_decay.shape[-1] == 1
-    return {
+    macros = {
         "SCALAR": _arrays.c_type(q),
         "LOG": _arrays.c_type(log_decay),
         "GRAD_LOG": "float" if is_shared else _arrays.c_type(log_decay),
@@ -218,13 +267,34 @@ def _macros(q, log_decay, bonus, D, M) -> dict:
         "BONUS": int(bonus is not None),
         "FEATURES": features,
         "VALUES": values,
-        "COLUMNS": min(values, 64 if features <= 128 else 32),  # of a state in the registers
+        "COLUMNS": min(values, 128 if features <= 128 else 64),  # of a state in the registers
+        "CHANNELS": min(features, 64 if values <= 128 else 32),  # of another one
     }
+    for span in (64, 32, 16):
+        macros["SPAN"] = span
+        if _backward_bytes(macros) <= _kernels.gpu(q).shared_bytes:
+            break
+    return macros
 
 
-def _shared_bytes(macros) -> int:
+def _pitch(width: int) -> int:
+    """As in decay.cu."""
+    return width if width % 32 else width + 16
+
+
+def _forward_bytes(macros) -> int:
     """Of ForwardTiles in decay.cu."""
     features, columns = macros["FEATURES"], macros["COLUMNS"]
-    pitch = features if features % 32 else features + 16
-    rows = 2 * pitch + (features if macros["PER_CHANNEL"] else 1) + 2 * (columns + 2) + LENGTH + 2
+    decays = features if macros["PER_CHANNEL"] else 1
+    rows = 2 * _pitch(features) + decays + 2 * (columns + 2) + LENGTH + 2
     return 4 * (LENGTH * rows + 2 * features)
+
+
+def _backward_bytes(macros) -> int:
+    """Of BackwardTiles in decay.cu."""
+    channels, values, span = macros["CHANNELS"], macros["VALUES"], macros["SPAN"]
+    decays = channels if macros["PER_CHANNEL"] else 1
+    kept = (span // LENGTH - 1) * channels * values  # none where a span is one chunk
+    of_span = span * (channels + 2 + decays + _pitch(values))
+    of_chunk = LENGTH * (6 * (channels + 2) + _pitch(values) + LENGTH + 2)
+    return 4 * (kept + of_span + of_chunk)

@@ -78,3 +78,31 @@ __device__ __forceinline__ void multiply_tiles<bfloat16>(float (&c)[4], const un
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 #endif
+
+// Sixteen bytes on their way from global to shared memory, while the thread goes on. Copies that were begun since
+// the last end_group() are a group; a thread has its own when all but its newest MORE groups have landed.
+// Turing copies at once.
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+#else
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+#endif
+}
+__device__ __forceinline__ void end_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int MORE> __device__ __forceinline__ void wait_for_groups() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(MORE) : "memory");
+#endif
+}
+
+// Two 16-bit numbers in one register, times a third.
+template <typename T> __device__ __forceinline__ unsigned scale_pair(unsigned pair, float factor) {
+    const T low = {static_cast<unsigned short>(pair)}, high = {static_cast<unsigned short>(pair >> 16)};
+    return pack<T>(to_float(low) * factor, to_float(high) * factor);
+}

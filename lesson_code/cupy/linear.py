@@ -177,8 +177,8 @@ def _check_kernel(kernel, q) -> str:
     if kernel not in tuple(LAUNCHES):  # a tuple compares, where a dict would ask for a hash
         listed = ", ".join(map(repr, LAUNCHES))
         raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")
-    if kernel == "tensor_core" and (lack := _tensor_cores_lack(q)):
-        raise ValueError(f"kernel='tensor_core' needs {lack}, got {_arguments.dtype_name(q)}.")
+    if kernel in ("tensor_core", "pipelined") and (lack := _tensor_cores_lack(q)):
+        raise ValueError(f"kernel={kernel!r} needs {lack}, got {_arguments.dtype_name(q)}.")
     return kernel
 
 

@@ -15,8 +15,8 @@ import torch
 
 import lesson_code.numpy as reference
 import lesson_code.torch as lt
-from lesson_code.cupy import _arrays, _kernels, decaying_scan, emulator
-from lesson_code.cupy.decay import LENGTH, _shared_bytes, backward
+from lesson_code.cupy import _arrays, _kernels, _launches, decaying_scan, emulator
+from lesson_code.cupy.decay import LENGTH, _backward_bytes, _forward_bytes, _macros, backward
 
 TOLERANCE = {"float32": 1e-6, "float16": 4e-4, "bfloat16": 3e-3}
 # N around the 16 tokens of a chunk; D and M around the multiples of 16 that the kernels think in.
@@ -288,15 +288,45 @@ def test_once_differentiable():
         first.sum().backward()
 
 
+# ---- Sequences that are cut into segments. -------------------------------------------------------
+
+
+@every_kind
+def test_segments_of_a_sequence(monkeypatch, kind):
+    """Of 200 tokens in segments of 64, with a last one that is shorter."""
+    monkeypatch.setattr(_launches, "MIN_SEGMENT", 48)
+    arrays = draw(kind, 200, 5, 20, leading=(1,))
+    with emulator.trace() as counted:
+        out, last = on_cpu(*arrays[:5], initial_state=arrays[5], return_state=True)
+        right, end = expected(*arrays)
+        assert error(out, right) < 1e-6 and error(last, end) < 1e-6
+        assert_gradients(arrays)
+    assert counted.kernels["forward"].blocks == 3 * 4
+    assert counted.kernels["backward"].blocks == 4
+    counted.check()
+
+
+@every_kind
+def test_segments_do_not_depend_on_each_other(monkeypatch, kind):
+    """However many they are, and whether or not the GPU is full."""
+    arrays = draw(kind, 600, 5, 3, leading=(1,))
+    results = []
+    for processors in (1, 100):
+        monkeypatch.setattr(_kernels, "gpu", lambda array, n=processors: _kernels.Gpu((8, 0), n))
+        results.append(on_cpu(*arrays[:5], initial_state=arrays[5], return_state=True))
+    for mine, theirs in zip(*results, strict=True):
+        assert error(mine, theirs) < 1e-6
+
+
 # ---- Bytes, threads and barriers. ----------------------------------------------------------------
 
 
 @every_kind
 def test_bytes(kind):
-    """By hand, for one head with 2 chunks of tokens, 2 blocks of channels and one of columns."""
-    N, D, M = 32, 32, 48
+    """By hand, for one head with 5 chunks of tokens, 2 blocks of channels and one of columns."""
+    N, D, M = 80, 80, 48
     q, k, v, g, u, S = draw(kind, N, D, M, leading=(1,))
-    decays, chunks, tiles = g.shape[-1], N // LENGTH, D // 16
+    decays, chunks, tiles, spans = g.shape[-1], N // LENGTH, 2, 2
     with emulator.trace() as counted:
         on_cpu(q, k, v, g, u, initial_state=S)
     (counts,) = counted.kernels.values()
@@ -308,18 +338,32 @@ def test_bytes(kind):
 
     with emulator.trace() as counted:
         backward(v, S, q, k, v, g, u, S)
-    starts, walk = counted.kernels["chunk_starts"], counted.kernels["backward"]
-    # A block for 16 channels reads v, and the gradients, for itself; so does it one decay for all.
+    starts, walk = counted.kernels["walk"], counted.kernels["backward"]
+    # A block for 64 channels reads v, and the gradients, for itself; so does it one decay for all.
     shared = tiles if kind == "head" else 1
     assert starts.global_load_bytes == 4 * (N * (D + tiles * M + shared * decays) + D * M)
-    assert starts.global_store_bytes == 4 * chunks * D * M
+    assert starts.global_store_bytes == 4 * spans * D * M
     read = N * (2 * D + 2 * tiles * M + shared * decays)
     own_16 = 16 * own  # each of the threads that share a channel reads it
-    assert walk.global_load_bytes == 4 * (read + chunks * D * M + D * M + own_16)
+    assert walk.global_load_bytes == 4 * (read + spans * D * M + D * M + own_16)
     grad_logs = tiles if kind == "head" else D
     assert walk.global_store_bytes == 4 * (N * (2 * D + grad_logs) + D * M + own)
-    assert starts.barriers == walk.barriers == 3 * chunks * tiles
+    assert starts.barriers == 3 * chunks * tiles
+    # Of 4 chunks, and then of one: 2 for each that is walked through again, 1 before, 3 for each.
+    assert walk.barriers == (2 * 3 + 1 + 3 * 4 + 1 + 3) * tiles
     assert walk.sector_efficiency > 0.9 and starts.sector_efficiency > 0.9
+
+
+@every_kind
+def test_the_backward_pass_moves_about_twice_what_it_must(kind):
+    """All sectors that it touches, against every array once, for a head of 64 channels."""
+    N, D = 256, 64
+    q, k, v, g, u, S = draw(kind, N, D, D, leading=(1,))
+    with emulator.trace() as counted:
+        backward(v, S, q, k, v, g, u, S)
+    touched = 32 * sum(one.global_sectors for one in counted.kernels.values())
+    least = 4 * (N * (4 * D + 3 * D + 2 * g.shape[-1]) + 3 * D * D)
+    assert 1.5 * least < touched < 2.25 * least  # 2.0 of a long sequence
 
 
 def everything(kind):
@@ -341,7 +385,7 @@ def test_no_result_depends_on_the_order_of_threads(kind):
 def test_no_races(kind):
     with emulator.trace() as counted:
         everything(kind)
-    assert set(counted.kernels) == {"forward", "chunk_starts", "backward"}
+    assert set(counted.kernels) == {"forward", "walk", "backward"}
     counted.check()
 
 
@@ -367,14 +411,16 @@ def test_a_barrier_that_is_missing_is_caught(monkeypatch, number):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is installed on Linux only")
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
-def test_it_compiles_for_gpus_without_a_spill(architecture):
+def test_it_compiles_for_gpus_without_a_spill(monkeypatch, architecture):
+    """Two of all variants: those in registers.json are tested in test_nvrtc.py."""
     from lesson_code.cupy import nvrtc
 
-    fixed = {"SCALAR": "float16", "LOG": "float", "GRAD_LOG": "float"}
+    number = int(architecture.removeprefix("sm_"))
+    gpu = _kernels.Gpu((number // 10, number % 10))
+    monkeypatch.setattr(_kernels, "gpu", lambda array: gpu)
     for size, kind in ((64, "head"), (128, "bonus")):
-        per_channel, with_bonus = map(int, KINDS[kind])
-        macros = {"PER_CHANNEL": per_channel, "BONUS": with_bonus, **fixed}
-        macros |= {"FEATURES": size, "VALUES": size, "COLUMNS": 64}
+        q, k, v, g, u, _ = draw(kind, 1, size, size, "float16")
+        macros = _macros(q, g.astype(np.float32), u, k, v)
         source = _kernels.source("decay.cu")
         compiled = nvrtc.compile_source(architecture, source, macros, name="decay.cu")
         assert compiled.warnings == ""
@@ -383,9 +429,17 @@ def test_it_compiles_for_gpus_without_a_spill(architecture):
             assert usage.shared_bytes <= 48 * 1024 and 256 * usage.registers <= 65_536
 
 
-def test_the_largest_block_fits_a_turing_gpu():
-    macros = {"FEATURES": 256, "COLUMNS": 32, "PER_CHANNEL": 1}
-    assert _shared_bytes(macros) <= 64 * 1024
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (9, 0)])
+def test_the_largest_block_fits_every_gpu(monkeypatch, capability):
+    gpu = _kernels.Gpu(capability)
+    monkeypatch.setattr(_kernels, "gpu", lambda array: gpu)
+    spans = []
+    for width in (64, 128, 256):
+        q, k, v, g, u, _ = draw("channel", 1, width, width, "float16")
+        macros = _macros(q, g, u, k, v)
+        spans.append(macros["SPAN"])
+        assert max(_forward_bytes(macros), _backward_bytes(macros)) <= gpu.shared_bytes
+    assert spans[0] == {(7, 5): 16, (8, 0): 64, (8, 6): 32, (9, 0): 64}[capability]
 
 
 # ---- What is refused. ----------------------------------------------------------------------------

@@ -26,6 +26,7 @@
 
 struct dim3 { unsigned x, y, z; };
 struct alignas(8) float2 { float x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
 #if defined(__clang__)  // which would copy a struct number by number
 typedef unsigned uint4 __attribute__((ext_vector_type(4)));
 typedef float float4 __attribute__((ext_vector_type(4)));
@@ -154,6 +155,8 @@ UNTRACED static void* new_memory(size_t bytes) {
 namespace emulator {
 enum { LOAD };
 static void record(const void*, int, int, void*) {}
+static void expect_copy(const void*, void*) {}
+static void receive_copy(const void*, void*) {}
 static void count_tile_product() {}
 static void end_warp_phase() {}
 static void end_phase(bool) {}
@@ -277,6 +280,9 @@ UNTRACED static void run_warp(int first, int lanes) {
     }
 }
 
+static void forget_copies();
+static void check_copies();
+
 // Runs one warp after the other up to the next barrier, again and again.
 // New GPUs do not wait at a barrier for threads that have ended. Others might: here it is an error.
 UNTRACED static void run_block() {
@@ -285,6 +291,7 @@ UNTRACED static void run_block() {
     if (!SANITIZED) memset(shared_start, 0xff, shared_stop - shared_start);
     memset(dynamic_shared, 0xff, dynamic_bytes);
     for (int i = 0; i < size; i++) threads[i].state = READY;
+    forget_copies();
     for (;;) {
         Turns turns = take_turns(warps);
         for (int i = 0; i < warps; i++) {
@@ -293,7 +300,7 @@ UNTRACED static void run_block() {
         }
         int ended = count(ENDED, 0, size);
         end_phase(ended == size);
-        if (ended == size) return;
+        if (ended == size) return check_copies();
         Thread& one = threads[find(AT_BARRIER, 0)];
         if (ended)
             fail(one.line, "%d threads wait at __syncthreads(), but %d of the block's %d have "
@@ -445,14 +452,17 @@ template <bool TRANSPOSED> UNTRACED static void load_four(void** operands, int l
         }
 }
 
+UNTRACED static bool is_shared(const void* pointer, size_t bytes) {
+    const char *start = (const char*)pointer, *stop = start + bytes;
+    return (start >= shared_start && stop <= shared_stop)
+        || (start >= dynamic_shared && stop <= dynamic_shared + dynamic_bytes);
+}
+
 UNTRACED static void load(unsigned* registers, const void* row, Operation operation, int line,
                           void* instruction) {
-    const char *start = (const char*)row, *stop = start + 16;
-    bool is_shared = (start >= shared_start && stop <= shared_stop)
-                  || (start >= dynamic_shared && stop <= dynamic_shared + dynamic_bytes);
-    if (!is_shared || (uintptr_t)row % 16)
+    if (!is_shared(row, 16) || (uintptr_t)row % 16)
         fail(line, "thread %u gives load_matrices a row that is not %s", threadIdx.x,
-             is_shared ? "aligned to 16 bytes" : "in shared memory");
+             is_shared(row, 16) ? "aligned to 16 bytes" : "in shared memory");
     record(row, 16, LOAD, instruction);
     Matrices it = {registers, row};
     with_warp(operation, &it, line);
@@ -500,6 +510,68 @@ UNTRACED static void multiply_tiles(float (&c)[4], const unsigned (&a)[4], unsig
     emulator::count_tile_product();
     emulator::Product it = {c, a, {b0, b1}};
     emulator::with_warp(emulator::multiply<T>, &it, line);
+}
+
+// ---- Copies that land later ---------------------------------------------------------------------
+
+// A copy writes its place at some time before the wait that it is waited for by: here, in that very
+// moment. Until then the place is NaN, and a trace takes whatever touches it for an error.
+namespace emulator {
+
+constexpr int MOST_COPIES = 192;  // of one thread, on their way at a time
+
+struct Copy { char* to; const char* from; int group; };
+struct Copies { int count, groups; Copy list[MOST_COPIES]; };
+static Copies copies[MAX_THREADS];
+
+UNTRACED static void land(int groups, void* instruction) {
+    Copies& own = copies[threadIdx.x];
+    int left = 0;
+    for (int i = 0; i < own.count; i++) {
+        Copy it = own.list[i];
+        if (it.group >= groups) {
+            own.list[left++] = it;
+            continue;
+        }
+        receive_copy(it.to, instruction);
+        memcpy(it.to, it.from, 16);
+    }
+    own.count = left;
+}
+
+UNTRACED static void forget_copies() {
+    for (Copies& own : copies) own.count = own.groups = 0;
+}
+
+UNTRACED static void check_copies() {
+    for (unsigned i = 0; i < blockDim.x; i++)
+        if (copies[i].count) fail(0, "thread %u ends while %d of its copies are on their way", i, copies[i].count);
+}
+
+}  // namespace emulator
+
+UNTRACED static void copy_async(void* to, const void* from, int line = __builtin_LINE()) {
+    using namespace emulator;
+    Copies& own = copies[threadIdx.x];
+    if (!is_shared(to, 16) || (uintptr_t)to % 16 || (uintptr_t)from % 16)
+        fail(line, "thread %u copies sixteen bytes %s", threadIdx.x,
+             is_shared(to, 16) ? "from or to an address that 16 does not divide"
+                               : "to a place that is not in shared memory");
+    if (own.count == MOST_COPIES)
+        fail(line, "thread %u has %d copies on their way and waits for none", threadIdx.x, own.count);
+    record(from, 16, LOAD, __builtin_return_address(0));
+    expect_copy(to, __builtin_return_address(0));
+    memset(to, 0xff, 16);
+    own.list[own.count++] = {(char*)to, (const char*)from, own.groups};
+}
+UNTRACED static void end_group() { emulator::copies[threadIdx.x].groups++; }
+template <int MORE> UNTRACED static void wait_for_groups() {
+    emulator::land(emulator::copies[threadIdx.x].groups - MORE, __builtin_return_address(0));
+}
+
+template <typename T> unsigned scale_pair(unsigned pair, float factor) {
+    return pack<T>(to_float(T{(unsigned short)pair}) * factor,
+                   to_float(T{(unsigned short)(pair >> 16)}) * factor);
 }
 
 // ---- Launches, from Python ----------------------------------------------------------------------

@@ -15,7 +15,11 @@ static const char* image_stop;  // begin_trace finds it
 
 namespace emulator {
 
-enum Kind { LOAD = 0, STORE = 1, IN_SHARED = 2, UNWRITTEN = 4 };  // a load of what nobody stored
+enum Kind {
+    LOAD = 0, STORE = 1, IN_SHARED = 2,
+    UNWRITTEN = 4,  // a load of what nobody stored
+    BEGUN = 8,      // no access yet: a store that may happen from now on
+};
 
 struct Event {
     uint64_t address;            // in shared memory: from its start
@@ -44,7 +48,9 @@ static Event* events;
 static size_t event_count, event_capacity;
 static unsigned phase, warp_phases[MAX_THREADS / LANES];
 static bool active[MAX_THREADS];  // since the last barrier
-static unsigned char* stored;     // for each byte of shared memory: has the block stored something?
+// For each byte of shared memory: has the block stored something, or is a copy on its way there?
+enum Byte { EMPTY, STORED, AWAITED };
+static unsigned char* stored;
 
 // Static shared memory comes first, then the dynamic, whose start 128 divides.
 UNTRACED static size_t static_bytes() { return (shared_stop - shared_start + 127) / 128 * 128; }
@@ -79,7 +85,7 @@ UNTRACED static void record(const void* pointer, int bytes, int kind, void* inst
     Event event = {(uint64_t)at, place, unsigned(counters.blocks), phase,
                    warp_phases[thread / LANES], (unsigned short)thread, (unsigned char)bytes,
                    (unsigned char)kind};
-    const char* verb = kind == STORE ? "stores" : "loads";
+    const char* verb = kind & STORE ? "stores" : "loads";
     failed.place = place;
     if (event.address % bytes)
         fail(0, "thread %u %s %d bytes at an address that %d does not divide", thread, verb, bytes,
@@ -87,13 +93,27 @@ UNTRACED static void record(const void* pointer, int bytes, int kind, void* inst
     if (is_static || is_dynamic) {
         event.kind |= IN_SHARED;
         event.address = is_static ? at - shared_start : static_bytes() + (at - dynamic_shared);
-        if (kind == STORE) memset(stored + event.address, 1, bytes);
-        else if (memchr(stored + event.address, 0, bytes)) event.kind |= UNWRITTEN;
+        if (memchr(stored + event.address, AWAITED, bytes))
+            fail(0, "thread %u %s %d bytes to which a copy is on its way. "
+                 "Its own thread must wait for it first, then all at a barrier", thread, verb, bytes);
+        if (kind & STORE) memset(stored + event.address, kind & BEGUN ? AWAITED : STORED, bytes);
+        else if (memchr(stored + event.address, EMPTY, bytes)) event.kind |= UNWRITTEN;
     } else if (is_outside(event.address, bytes)) {
         fail(0, "thread %u %s %d bytes outside of all arrays", thread, verb, bytes);
     }
     active[thread] = true;
     keep(event);
+}
+
+// The begin of a copy, and its end. Between the two nobody may touch its place.
+UNTRACED static void expect_copy(const void* to, void* instruction) {
+    record(to, 16, STORE | BEGUN, instruction);
+}
+UNTRACED static void receive_copy(const void* to, void* instruction) {
+    const char* at = (const char*)to;
+    bool is_static = at >= shared_start && at < shared_stop;
+    memset(stored + (is_static ? at - shared_start : static_bytes() + (at - dynamic_shared)), STORED, 16);
+    record(to, 16, STORE, instruction);
 }
 
 UNTRACED static void count_tile_product() {

@@ -1,0 +1,385 @@
+"""How long each kernel of causal_scan should take on a GPU that is not here, and why.
+
+python benchmarks/kernel_times.py                  writes lesson_code/results/kernel_times.json
+python benchmarks/kernel_times.py --output FILE    writes another file
+
+A row is one kernel, forward or backward, in one shape on one GPU. causal_scan is called with arrays
+of the full size, and what it would launch is noted down instead of run. Of each launch the first
+block is run in the emulator, over the first tokens of its walk, and its counts (bytes in sectors of
+32, passes through cache and shared memory, products of tiles) are scaled to the whole launch.
+Registers and shared memory are NVRTC's. Instructions and cycles come from the compiled program:
+each of its loops is replayed by one warp, which starts an instruction when the pause that the
+compiler wrote into the one before is over, and waits for what it needs of shared memory and of the
+special units for as long as LATENCY says. A block has these cycles one after the other even if all
+else is hidden. STEPS says how often a loop runs in 64 tokens, and how many trips to the memory, one
+after the other, the walk makes meanwhile.
+
+lesson_code.gpu makes terms of these numbers. "bound" is the longest term of each launch, and
+"estimate" the root of the sum of their squares; launches follow each other and are added up. The
+time in which a launch begins is not in either. "floor" is the time in which the bytes that must be
+moved, every array once, pass at the bandwidth of the data sheet.
+"""
+
+import argparse
+import functools
+import inspect
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+from stalls import OPERATIONS, Program, section, ways_of
+
+from lesson_code import results
+from lesson_code.cupy import _arrays, _kernels, emulator, nvrtc
+from lesson_code.cupy.decay import decaying_scan
+from lesson_code.cupy.linear import causal_scan
+from lesson_code.gpu import GPUS, launch_of, predict
+
+ON = {"H100": "sm_90", "H200": "sm_90"}
+SHAPES = ((8, 16, 4096, 64), (8, 16, 4096, 128), (1, 16, 512, 64))  # B, H, N, D
+COUNTED = 512  # tokens of a walk that the emulator runs
+CHUNK = 64
+
+# Cycles from the start of an instruction to its result, by the last 8 of its 12 bits: of shared
+# memory and shuffles those measured on an H100 by Luo et al. (2024); those of the special units and
+# of a barrier that nobody else is late for are assumed. Trips to memory are counted as such.
+LATENCY = {0x84: 29, 0x3B: 33, 0x89: 24, 0xF3: 24, 0x08: 20, 0x1D: 20}
+SPECIAL = 0x308  # MUFU, all 12 bits: exponentials and quotients
+AT_ONCE = 10  # cycles after which an instruction has read its operands
+
+
+class Steps(NamedTuple):
+    """What a function does in 64 tokens: runs of its loops, by their numbers, and trips.
+
+    `longest` are the runs of its slowest warp, where warps differ.
+    """
+
+    loops: dict[int, float]
+    trips: float
+    longest: dict[int, float] | None = None
+
+
+# By function and D.
+STEPS = {
+    ("recurrent", 64): Steps({1: 8}, 8),
+    ("recurrent", 128): Steps({1: 32}, 32),
+    ("chunk_states", 64): Steps({1: 1, 2: 4}, 4),
+    ("chunk_states", 128): Steps({1: 1, 2: 4, 3: 12}, 4),
+    ("chunk_outputs", 64): Steps({1: 4, 2: 64, 3: 4}, 8),
+    ("chunk_outputs", 128): Steps({1: 8, 2: 128, 3: 4}, 12),
+    ("segment_sums", 64): Steps({1: 1, 2: 1}, 1),
+    ("segment_sums", 128): Steps({1: 1, 2: 2}, 2),
+    # Warp w has w + 1 tiles of keys, 2.5 on average.
+    ("segment_outputs", 64): Steps({1: 1, 2: 1, 3: 2.5, 4: 2}, 1, {1: 1, 2: 1, 3: 4, 4: 2}),
+    ("segment_outputs", 128): Steps(
+        {1: 1, 2: 2, 3: 2.5, 4: 5, 5: 4}, 2, {1: 1, 2: 2, 3: 4, 4: 8, 5: 4}
+    ),
+}
+
+# The kernels of memories that fade, in 4 chunks of 16 tokens. Loops run over chunks, channels, and
+# tokens whose decays are added up: 7.5 of them on average, mostly in fours.
+for D, c in ((64, 4), (128, 8)):
+    STEPS["forward", D] = Steps(
+        {1: 0, 2: 0, 3: 4, 4: 4 * c, 5: 4 * c, 6: 8 * c, 7: 6 * c, 8: 64}, 4
+    )
+    STEPS["walk", D] = Steps({1: 4, 2: 16, 3: 0, 4: 64}, 4)
+    STEPS["backward", D] = Steps(
+        {1: 1, 2: 4, 3: 12, 4: 0, 5: 48, 6: 4, 7: 4 * c, 8: 16, 9: 0, 10: 16, 11: 32, 12: 24}
+        | {13: 64},
+        9,
+    )
+FADING = ("forward", "walk", "backward")
+# Where one decay serves all channels, this is left of the loops of `forward` after the first one.
+ONCE = {4: 0.25, 5: 0.1, 6: 0, 7: 0}
+
+
+class Noted(NamedTuple):
+    """A launch that was noted down."""
+
+    file: str
+    macros: tuple
+    function: str
+    grid: tuple
+    threads: int
+    arguments: tuple
+    shared_bytes: int
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+# Arguments by their place: which of them is the length of a block's walk.
+LENGTH = {"recurrent": -2, "chunk_states": -2, "segment_sums": -1, "segment_outputs": -1}
+LENGTH |= {"forward": -2, "walk": -2, "backward": -1}
+
+
+def noted(call: Callable[[], object], processors: int) -> list[Noted]:
+    """What a call would launch on a GPU."""
+    found, signature = [], inspect.signature(_kernels.run)
+
+    def note(*args, **options):
+        one = signature.bind(*args, **options)
+        one.apply_defaults()
+        file, macros, name, grid, block, arguments, shared_bytes = one.arguments.values()
+        grid = (*grid, 1)[:2] if isinstance(grid, tuple) else (grid, 1)
+        found.append(Noted(file, tuple(macros.items()), name, grid, block, arguments, shared_bytes))
+
+    gpu = _kernels.Gpu((9, 0), processors)
+    with mock.patch.multiple(_kernels, run=note, gpu=lambda array: gpu):
+        call()
+    return found
+
+
+def counts_of(one: Noted) -> tuple[emulator.Counts, float]:
+    """The emulator's counts of the first block, and how many times as long its whole walk is."""
+    scalars = [str(x) if isinstance(x, int) else x is None for x in one.arguments]
+    key = one._replace(grid=(), arguments=tuple(scalars))
+    if key not in _counts:
+        _counts[key] = _count(one)
+    return _counts[key]
+
+
+_counts: dict[Noted, tuple[emulator.Counts, float]] = {}
+
+
+def _count(one):
+    if one.function not in LENGTH:
+        return _run(one), 1.0
+    length = one.arguments[LENGTH[one.function]]
+    if one.function not in FADING or length <= 2 * CHUNK:
+        short = min(length, COUNTED)
+        return _run(one, short), length / short
+    # A walk has a state at both ends: what 64 tokens more add is known by the difference.
+    short, longer = _run(one, CHUNK), _run(one, 2 * CHUNK)
+    for name in ("global_lines", "global_sectors", "shared_passes"):
+        step = getattr(longer, name) - getattr(short, name)
+        setattr(short, name, getattr(short, name) + round(step * (length / CHUNK - 1)))
+    return short, 1.0
+
+
+def _run(one, length=None):
+    arguments = list(one.arguments)
+    if length is not None:
+        arguments[LENGTH[one.function]] = length
+    values = [_kernels._argument(x) for x in arguments]
+    arrays = [getattr(x, "array", x) for x in arguments if not isinstance(x, int)]
+    extents = [_arrays.extent(x) for x in arrays if hasattr(x, "shape") and x.shape]
+    module = _kernels.load(one.file, one.macros, "cpu")
+    with emulator.trace() as trace:
+        module.launch(one.function, 1, one.threads, values, one.shared_bytes, buffers=extents)
+    return trace.kernels[one.function]
+
+
+@functools.cache
+def compiled(architecture: str, file: str, macros: tuple) -> nvrtc.Compiled:
+    return nvrtc.compile_source(architecture, _kernels.source(file), dict(macros), name=file)
+
+
+@functools.cache
+def loops_of(architecture: str, file: str, macros: tuple, function: str) -> dict[int, dict]:
+    """Instructions and cycles of each loop of a function, 0 for what is outside of them."""
+    binary = compiled(architecture, file, macros).binary
+    program = Program(binary, function)
+    words = list(struct.iter_unpack("<QQ", section(binary, f".text.{function}")))
+    wide = not function.startswith(("recurrent", "chunk", *FADING))
+    return {
+        number: {
+            "instructions": len(own),
+            **{
+                name: sum(program.kinds[i] == code for i in own)
+                for code, name in OPERATIONS.items()
+            },
+            "special": sum(words[i][0] & 0xFFF == SPECIAL for i in own),
+            "cycles": replayed(program, own),
+        }
+        for number, own in enumerate(ways_of(program, wide))
+    }
+
+
+def replayed(program: Program, instructions: list[int]) -> int:
+    """Cycles in which one warp runs these instructions, alone."""
+    now, ready = 0, [0] * 6
+    for i in instructions:
+        needs = [ready[b] for b in range(6) if program.waits[i] >> b & 1]
+        now = max([now, *needs])
+        if program.gives[i] < 6:
+            latency = LATENCY.get(program.kinds[i], 0)
+            ready[program.gives[i]] = max(ready[program.gives[i]], now + latency)
+        if program.frees[i] < 6:
+            ready[program.frees[i]] = max(ready[program.frees[i]], now + AT_ONCE)
+        now += max(1, program.cycles[i])
+    return now
+
+
+def length_of(one: Noted) -> float:
+    """Tokens of a block's walk, which are a chunk's where there is no walk."""
+    return one.arguments[LENGTH[one.function]] if one.function in LENGTH else CHUNK
+
+
+def launch(one: Noted, gpu: str, D: int):
+    """A launch as `lesson_code.gpu` takes it."""
+    counts, times = counts_of(one)
+    usage = compiled(ON[gpu], one.file, one.macros).kernels[one.function]
+    more = {
+        "registers": usage.registers,
+        "shared_bytes": usage.shared_bytes + one.shared_bytes,
+    }
+    warps = -(-one.threads // 32)
+    loops = loops_of(ON[gpu], one.file, one.macros, one.function)
+    at = {"segment_states": -2, "segment_starts": 3}  # a thread for each number of a state
+    if one.function in at:
+        segments = one.arguments[at[one.function]]
+        more |= {"instructions": one.blocks * warps * loops[0]["instructions"], "trips": segments}
+    else:
+        steps = STEPS[one.function, D]
+        if one.function == "forward" and not dict(one.macros)["PER_CHANNEL"]:
+            first = {n: steps.loops[n] * 16 / D for n in ONCE}
+            shared = {n: first[n] + ONCE[n] * (steps.loops[n] - first[n]) for n in ONCE}
+            steps = steps._replace(loops=steps.loops | shared)
+        chunks = length_of(one) / CHUNK
+
+        def total(what, runs):
+            return loops[0][what] + chunks * sum(loops[n][what] * runs[n] for n in runs)
+
+        assert {0, *steps.loops} == set(loops), (one.function, D, sorted(loops))
+        more["instructions"] = one.blocks * warps * total("instructions", steps.loops)
+        more["cycles"] = total("cycles", steps.longest or steps.loops)
+        more["trips"] = max(1, steps.trips * chunks)
+    scaled = launch_of(counts, one.blocks, one.threads, **more)
+    fields = {name: getattr(scaled, name) * times for name in ("bytes", "passes", "tensor")}
+    if one.function in ("recurrent", "chunk_states", "chunk_outputs", *FADING):
+        fields["multiply_adds"] = 32 * one.blocks * warps * total("multiply_adds", steps.loops)
+        # The compiler makes one read of several that the source has, and the emulator counts.
+        reads = one.blocks * warps * total("reads", steps.loops)
+        fields["passes"] = counts.global_lines * one.blocks / counts.blocks * times + reads
+        fields["special"] = 32 * one.blocks * warps * total("special", steps.loops)
+    return scaled.__class__(**{**vars(scaled), **fields})
+
+
+def scan(kernel: str, shape: tuple[int, ...], backward: bool) -> list[Callable[[], object]]:
+    """Calls: the one to be left out, and the one to be counted."""
+    x = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=backward)
+    q, k, v = (x.detach().clone().requires_grad_(backward) for _ in range(3))
+    if not backward:
+        return [lambda: causal_scan(q, k, v, kernel=kernel, device="cpu")]
+    out = causal_scan(q, k, v, kernel=kernel, device="cpu")
+    return [lambda: out.backward(torch.zeros_like(out))]
+
+
+def fading(per_channel: bool, shape: tuple[int, ...], backward: bool):
+    """Calls of decaying_scan, with a decay for each channel or one for all."""
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    g = x if per_channel else x[..., :1].contiguous()
+    q, k, v, g = (x.detach().clone().requires_grad_(backward) for x in (x, x, x, g))
+    if not backward:
+        return [lambda: decaying_scan(q, k, v, g, device="cpu")]
+    out = decaying_scan(q, k, v, g, device="cpu")
+    return [lambda: out.backward(torch.zeros_like(out))]
+
+
+# What others may add to: by name the launches of a kernel in a shape, and the vectors of D numbers
+# for each token that must be moved at least.
+class Kernel(NamedTuple):
+    call: Callable
+    forward_vectors: int = 4  # q, k, v, out
+    backward_vectors: int = 7  # q, k, v, grad, dq, dk, dv
+
+
+KERNELS = {
+    name: Kernel(functools.partial(scan, name)) for name in ("recurrent", "chunked", "tensor_core")
+}
+KERNELS["decay_head"] = Kernel(functools.partial(fading, False))
+KERNELS["decay_channel"] = Kernel(functools.partial(fading, True), 5, 9)
+
+
+def row_of(name: str, shape: tuple[int, ...], backward: bool, gpu: str) -> dict:
+    kernel, machine = KERNELS[name], GPUS[gpu]
+    B, H, N, D = shape
+    found = launches_of(name, shape, backward, machine.processors)
+    launches = [launch(one, gpu, D) for one in found]
+    predictions = [predict(one, machine) for one in launches]
+    vectors = kernel.backward_vectors if backward else kernel.forward_vectors
+    moved = 2 * vectors * B * H * N * D
+    row = {"kernel": name, "direction": "backward" if backward else "forward", "gpu": gpu}
+    row |= dict(zip("BHND", shape, strict=True))
+    row |= {"floor": moved / machine.bandwidth, "floor_bytes": moved}
+    row |= {"bytes": sum(one.bytes for one in launches)}
+    row |= {
+        "bound": sum(one.seconds for one in predictions),
+        "estimate": sum(one.estimate for one in predictions),
+    }
+    row |= {"ratio": row["bound"] / row["floor"], "estimate_ratio": row["estimate"] / row["floor"]}
+    row["launches"] = [
+        {
+            "function": one.function,
+            "blocks": one.blocks,
+            "threads": one.threads,
+            "registers": made.registers,
+            "shared_bytes": made.shared_bytes,
+            "trips": made.trips,
+            "cycles": made.cycles,
+            "resident": it.resident,
+            "waves": it.waves,
+            "terms": it.terms,
+        }
+        for one, made, it in zip(found, launches, predictions, strict=True)
+    ]
+    return row
+
+
+@functools.cache
+def launches_of(name: str, shape: tuple[int, ...], backward: bool, processors: int) -> list[Noted]:
+    nothing = mock.patch.object(_kernels, "run", lambda *args, **options: None)
+    gpu = _kernels.Gpu((9, 0), processors)
+    with nothing, mock.patch.object(_kernels, "gpu", lambda array: gpu):
+        (call,) = KERNELS[name].call(shape, backward)
+    return noted(call, processors)
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """B,H,N,D"""
+    B, H, N, D = map(int, text.split(","))
+    return B, H, N, D
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=list(KERNELS))
+    parser.add_argument("--gpus", nargs="+", default=list(ON), choices=list(ON))
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, type=shape_of)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for name in options.kernels:
+        for shape in options.shapes:
+            for backward in (False, True):
+                for gpu in options.gpus:
+                    rows.append(row := row_of(name, shape, backward, gpu))
+                    print(
+                        "{kernel:13s} {direction:8s} {gpu} B{B} H{H} N{N} D{D}: ".format(**row)
+                        + f"floor {1e6 * row['floor']:6.1f} us, bound {1e6 * row['bound']:7.1f}"
+                        f" ({row['ratio']:.2f}), estimate {1e6 * row['estimate']:7.1f}"
+                        f" ({row['estimate_ratio']:.2f})",
+                        flush=True,
+                    )
+                    for one in row["launches"]:
+                        terms = " ".join(f"{k} {1e6 * v:.1f}" for k, v in one["terms"].items())
+                        print(
+                            f"    {one['function']}: {one['blocks']} x {one['threads']},"
+                            f" {one['registers']} registers, {terms}"
+                        )
+    result = {
+        "what": "predicted times of the kernels, and what they follow from",
+        "nvrtc": nvrtc.version(),
+        "gpus": ON,
+        "rows": rows,
+    }
+    results.save("kernel_times", result, output=options.output)
+
+
+if __name__ == "__main__":
+    main()
