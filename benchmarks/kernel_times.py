@@ -74,6 +74,10 @@ STEPS = {
     ("segment_outputs", 128): Steps(
         {1: 1, 2: 2, 3: 2.5, 4: 5, 5: 4}, 2, {1: 1, 2: 2, 3: 4, 4: 8, 5: 4}
     ),
+    # Loads are hidden: see `launch`. Loop 3 is over tiles of weights, 10 or 20 for eight warps.
+    **{("forward_walk", D): Steps({2: 1, 3: 1.25}, 0, {2: 1, 3: 2}) for D in (64, 128)},
+    ("backward_walk", 64): Steps({1: 1, 2: 2.5}, 0, {1: 1, 2: 3}),
+    ("backward_walk", 128): Steps({1: 1, 2: 2.5}, 0, {1: 1, 2: 3}),
 }
 
 

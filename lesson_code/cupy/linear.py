@@ -8,9 +8,10 @@ from typing import Any
 
 from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _kernels
-from lesson_code.cupy._launches import CHUNK, LAUNCHES, scan, split_gradient
+from lesson_code.cupy._launches import CHUNK, LAUNCHES, scan, split_gradient, walk_backwards
 
 MAX_WIDTH = 256  # of features and of values
+TENSOR_CORES = ("tensor_core", "pipelined")
 
 
 def causal_scan(
@@ -177,7 +178,7 @@ def _check_kernel(kernel, q) -> str:
     if kernel not in tuple(LAUNCHES):  # a tuple compares, where a dict would ask for a hash
         listed = ", ".join(map(repr, LAUNCHES))
         raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")
-    if kernel in ("tensor_core", "pipelined") and (lack := _tensor_cores_lack(q)):
+    if kernel in TENSOR_CORES and (lack := _tensor_cores_lack(q)):
         raise ValueError(f"kernel={kernel!r} needs {lack}, got {_arguments.dtype_name(q)}.")
     return kernel
 
@@ -215,8 +216,10 @@ def _unpack(last, leading):
 # ---- The gradients, on arrays and packed states. -------------------------------------------------
 
 
-def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, kernel):
+def backward(grad, grad_last, q, k, v, initial, out, normalizers, saved, normalize, kernel):
     """Gradients of q, k, v and the initial state, which is None without one: three scans.
+
+    Or one walk, by "pipelined", which may need states that its scan has `saved`.
 
     With g for the gradient of the outputs out_t = S_t^T q_t, and G_t = sum of q_s g_s^T, s >= t,
 
@@ -232,11 +235,23 @@ def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, ker
     past_z: tuple[int, ...] = ()
     future_z: tuple[int, ...] = () if grad_last is None else (1,)
     if normalize:
-        if kernel == "tensor_core" and dtype == "float16":
+        if kernel in TENSOR_CORES and dtype == "float16":
             kernel = "chunked"  # as a gradient that is divided by its normalizer might vanish
-        precision = dtype if kernel == "tensor_core" else "float32"
+        precision = dtype if kernel in TENSOR_CORES else "float32"
         grad = split_gradient(grad, out, normalizers, precision)
         past_z, future_z = (1, 1), (1, 0)  # the gradient of a normalizer is the sum of two numbers
+
+    if kernel == "pipelined":
+        split, numerators = (grad[..., M:], grad[..., :M]) if normalize else (None, grad)
+        found = walk_backwards(
+            q, k, v, numerators, split, initial, saved, grad_last,
+            ones=int(normalize or grad_last is not None), dtype=dtype,
+        )  # fmt: skip
+        if found is not None:
+            *gradients, first = found
+            if first is not None and first.shape != initial.shape:  # nothing depends on z
+                first = _arrays.join([first, initial[..., M:] * 0])
+            return *gradients, first
 
     def transposed(packed, z_rows):
         """From (..., C, M + 1) to (..., M + rows, C)."""
