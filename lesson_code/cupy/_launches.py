@@ -171,7 +171,8 @@ def walk_backwards(q, k, v, grad, split, initial, saved, future, *, ones: int, d
     after every `saved_interval` tokens, and `future` is the gradient of the last state.
     """
     shape = _shape_of(q, k, v, ones)
-    plan = walk_plan(shape, _kernels.gpu(q), backward=True)
+    tight = ones > 0 or dtype == "float16"
+    plan = walk_plan(shape, _kernels.gpu(q), backward=True, tight=tight)
     if plan is None or not shape.heads * shape.N:
         return None
     leading = tuple(q.shape[:-2])
@@ -246,8 +247,11 @@ class Plan(NamedTuple):
         _kernels.run("pipelined.cu", macros, name, grid, THREADS, *arguments, **shared)
 
 
-def walk_plan(shape, gpu, *, backward: bool = False) -> Plan | None:
-    """The plan of a walk; None where its state or its tiles do not fit a multiprocessor."""
+def walk_plan(shape, gpu, *, backward: bool = False, tight: bool = False) -> Plan | None:
+    """The plan of a walk; None where its state or its tiles do not fit a multiprocessor.
+
+    A `tight` one needs some registers more, and has them where wide chunks are half as long.
+    """
     features = round_up(max(1, shape.features), 64)
     columns = 64 if shape.values <= 64 else 128
     slabs = blocks(shape.values, columns)
@@ -255,6 +259,8 @@ def walk_plan(shape, gpu, *, backward: bool = False) -> Plan | None:
         return None
     fill = gpu.processors // (shape.heads * slabs)  # segments that run at the same time
     for chunk, most in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
+        if tight and chunk == CHUNK and max(features, columns) > 64:
+            continue
         length = max(CHUNK, round_up(-(-shape.N // max(1, fill)), CHUNK))
         alone = length < shape.N <= ALONE
         stages = min(MOST_STAGES, -(-shape.N // chunk) + 1) if alone else most

@@ -22,8 +22,8 @@ constexpr bool SCALED = is_narrow<TYPE>;
 
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
-// The warp's bands of tokens, its quarter of their columns; its quarter of the features and half of the columns of a state.
-__device__ __forceinline__ int band(int d) { return d == 0 ? warp() / 4 : BANDS - 1 - warp() / 4; }
+// The bands of a pair; the warp's quarter of the features and half of the columns of a state.
+__device__ __forceinline__ int band(int pair, int d) { return d == 0 ? pair : BANDS - 1 - pair; }
 __device__ __forceinline__ int quarter() { return warp() % 4; }
 __device__ __forceinline__ int half() { return warp() / 4; }
 // Where entry e of a warp's 16 x 8 tile lies in the tile.
@@ -86,17 +86,16 @@ __device__ __forceinline__ void multiply(float (&sums)[COUNT][ACROSS][4], const 
     }
 }
 
-// The warp's bands and its quarter of the columns: sums += rows (tokens x WIDTH) times a state, or its transpose.
+// A pair of bands, and 8 ACROSS columns from `first` on: sums += rows (tokens x WIDTH) times a state, or its transpose.
 // Behind it, where there is one, the sum that each row makes of `totals`, a number for each of WIDTH.
 template <bool TRANSPOSED, int WIDTH, int ACROSS>
-__device__ __forceinline__ void read_state(float (&sums)[DOWN][ACROSS][4], float (*row_sums)[4], const TYPE* rows,
-                                           const TYPE* state, int pitch, const float* totals, float factor) {
+__device__ __forceinline__ void read_state(float (&sums)[DOWN][ACROSS][4], float (*row_sums)[4], int pair, int first,
+                                           const TYPE* rows, const TYPE* state, int pitch, const float* totals, float factor) {
 #pragma unroll 4
     for (int k0 = 0; k0 < WIDTH; k0 += 16) {
         unsigned a[DOWN][4];
 #pragma unroll
-        for (int d = 0; d < DOWN; d++) load_left<false>(a[d], rows + band(d) * 16 * (WIDTH + 8) + k0, WIDTH + 8);
-        const int first = quarter() * ACROSS * 8;
+        for (int d = 0; d < DOWN; d++) load_left<false>(a[d], rows + band(pair, d) * 16 * (WIDTH + 8) + k0, WIDTH + 8);
         multiply<TRANSPOSED>(sums, a, TRANSPOSED ? state + first * pitch + k0 : state + k0 * pitch + first, pitch);
         if (!row_sums) continue;
         const float* own = totals + k0 + lane() % 4 * 2;  // a right side with the same number in all columns
@@ -109,20 +108,20 @@ __device__ __forceinline__ void read_state(float (&sums)[DOWN][ACROSS][4], float
 
 // The same with the weights inside the chunk: those of the past, or TRANSPOSED, of the future.
 template <bool TRANSPOSED, int ACROSS>
-__device__ __forceinline__ void read_chunk(float (&sums)[DOWN][ACROSS][4], float (*row_sums)[4], const TYPE* weights,
-                                           const int* exponents, const TYPE* right, int pitch) {
+__device__ __forceinline__ void read_chunk(float (&sums)[DOWN][ACROSS][4], float (*row_sums)[4], int pair, int first,
+                                           const TYPE* weights, const int* exponents, const TYPE* right, int pitch) {
     int common[DOWN];  // one exponent for all tiles of a band
     for (int d = 0; d < DOWN; d++) {
         common[d] = -60;
         for (int j = 0; SCALED && j < BANDS; j++)
-            if (TRANSPOSED ? j >= band(d) : j <= band(d))
-                common[d] = max(common[d], exponents[TRANSPOSED ? j * BANDS + band(d) : band(d) * BANDS + j]);
+            if (TRANSPOSED ? j >= band(pair, d) : j <= band(pair, d))
+                common[d] = max(common[d], exponents[TRANSPOSED ? j * BANDS + band(pair, d) : band(pair, d) * BANDS + j]);
         if (SCALED) scale(sums[d], power_of_two(-common[d]));
         if (SCALED && row_sums)
             for (int e = 0; e < 4; e++) row_sums[d][e] *= power_of_two(-common[d]);
     }
     const auto read_tile = [&](int d, int j) {
-        const int tile = TRANSPOSED ? j * BANDS + band(d) : band(d) * BANDS + j;
+        const int tile = TRANSPOSED ? j * BANDS + band(pair, d) : band(pair, d) * BANDS + j;
         unsigned a[1][4];
         load_left<TRANSPOSED>(a[0], weights + tile / BANDS * 16 * WEIGHT_PITCH + tile % BANDS * 16, WEIGHT_PITCH);
         for (int i = 0; SCALED && i < 4; i++)
@@ -131,17 +130,17 @@ __device__ __forceinline__ void read_chunk(float (&sums)[DOWN][ACROSS][4], float
             const unsigned ones = pack<TYPE>(1.0f, 1.0f);
             multiply_tiles<TYPE>(row_sums[d], a[0], ones, ones);
         }
-        multiply<false>(reinterpret_cast<float (&)[1][ACROSS][4]>(sums[d]), a, right + j * 16 * pitch
-                        + quarter() * ACROSS * 8, pitch);
+        multiply<false>(reinterpret_cast<float (&)[1][ACROSS][4]>(sums[d]), a, right + j * 16 * pitch + first,
+                        pitch);
     };
     if constexpr (DOWN == 1) {
-        for (int j = TRANSPOSED ? band(0) : 0; j < (TRANSPOSED ? BANDS : band(0) + 1); j++) read_tile(0, j);
+        for (int j = TRANSPOSED ? pair : 0; j < (TRANSPOSED ? BANDS : pair + 1); j++) read_tile(0, j);
     } else {  // five tiles: three or four of one band, two or one of the other
         constexpr int most = TRANSPOSED ? 0 : 1, least = 1 - most;
-        const int first_of_most = TRANSPOSED ? band(0) : 0, last_of_least = TRANSPOSED ? BANDS - 1 : band(0);
+        const int first_of_most = TRANSPOSED ? pair : 0, last_of_least = TRANSPOSED ? BANDS - 1 : pair;
 #pragma unroll
         for (int n = 0; n < 3; n++) read_tile(most, first_of_most + n);
-        if (band(0) == 0) read_tile(most, first_of_most + 3);
+        if (pair == 0) read_tile(most, first_of_most + 3);
         else read_tile(least, last_of_least - 1);
         read_tile(least, last_of_least);
     }
@@ -152,36 +151,49 @@ __device__ __forceinline__ void read_chunk(float (&sums)[DOWN][ACROSS][4], float
     }
 }
 
-// The weights of the chunk, left right^T where the right token is not later, to shared memory; tile `number` of them.
-template <int WIDTH>
-__device__ __forceinline__ void write_weights(int number, const TYPE* left, const TYPE* right, const float* more,
-                                              TYPE* weights, int* exponents) {
-    int i = 0, j = number;
-    while (j > i) j -= ++i;  // row and column of the triangle
-    float scores[1][2][4] = {};
+// Weights of the chunk, left right^T where the right token is not later, to shared memory: of band i the COUNT tiles
+// from tile j on.
+template <int WIDTH, int COUNT>
+__device__ __forceinline__ void write_tiles(int i, int j, const TYPE* left, const TYPE* right, const float* more,
+                                            TYPE* weights, int* exponents) {
+    float scores[1][2 * COUNT][4] = {};
 #pragma unroll
     for (int k0 = 0; k0 < WIDTH; k0 += 16) {
         unsigned a[1][4];
         load_left<false>(a[0], left + i * 16 * (WIDTH + 8) + k0, WIDTH + 8);
         multiply<true>(scores, a, right + j * 16 * (WIDTH + 8) + k0, WIDTH + 8);
     }
-    for (int n = 0; n < 2; n++)
+    for (int n = 0; n < 2 * COUNT; n++)
         for (int e = 0; e < 4; e++) {
             if (more) scores[0][n][e] += more[i * 16 + tile_row(e)];
-            if (j == i && n * 8 + tile_column(e) > tile_row(e)) scores[0][n][e] = 0.0f;
+            if ((j + n / 2) * 16 + n % 2 * 8 + tile_column(e) > i * 16 + tile_row(e)) scores[0][n][e] = 0.0f;
         }
     float factor = 1.0f;
     if (SCALED) {
         const int exponent = exponent_for(maximum_of_warp(largest_of(scores)));
         factor = power_of_two(-exponent);
-        if (lane() == 0) exponents[i * BANDS + j] = exponent;
+        if (lane() < COUNT) exponents[i * BANDS + j + lane()] = exponent;
     }
-    for (int n = 0; n < 2; n++)
+    for (int n = 0; n < 2 * COUNT; n++)
         for (int e = 0; e < 4; e += 2)
             *reinterpret_cast<unsigned*>(weights + (i * 16 + tile_row(e)) * WEIGHT_PITCH + j * 16 + n * 8 + tile_column(e)) =
                 pack<TYPE>(scores[0][n][e] * factor, scores[0][n][e + 1] * factor);
 }
-constexpr int TRIANGLE = BANDS * (BANDS + 1) / 2;
+
+// The triangle in parts: first the two tiles side by side, then those left over in every other band.
+constexpr int HALF = BANDS / 2, TWOS = HALF * HALF, PARTS = TWOS + HALF;
+
+template <int WIDTH>
+__device__ __forceinline__ void write_weights(int part, const TYPE* left, const TYPE* right, const float* more,
+                                              TYPE* weights, int* exponents) {
+    if (part < TWOS) {  // of bands 1, 2, 3, 3
+        const int i = BANDS == 2 ? 1 : part + 1 - part / 3;
+        write_tiles<WIDTH, 2>(i, part / 3 * 2, left, right, more, weights, exponents);
+    } else {  // of bands 0, 2
+        const int i = (part - TWOS) * 2;
+        write_tiles<WIDTH, 1>(i, i, left, right, more, weights, exponents);
+    }
+}
 
 // A right side whose first column is of ones.
 struct Ones {
@@ -263,7 +275,7 @@ struct State {
                     if constexpr (READ) numbers[b][n][e] = known ? row[m] : 0.0f;
                     else if (known) row[m] = numbers[b][n][e];
                 }
-                if (!has_totals()) continue;
+                if (!ONES || !has_totals()) continue;
                 const bool known = memory && c < features && columns > width;
                 if constexpr (READ) totals[c] = known ? row[width] : 0.0f;
                 else if (known && slab == 0) row[width] = totals[c];
@@ -317,28 +329,45 @@ __device__ __forceinline__ void walk(int count, Fetch fetch_step, Work work) {
     }
 }
 
-// Writes 16 rows of the warp's columns. Neighbors swap halves, so that each has four numbers of a row.
+// The first of two numbers to the lower one of two lanes, the second to the higher: from both, as their first and second.
+__device__ __forceinline__ void swap_halves(unsigned& first, unsigned& second, bool is_higher, int distance) {
+    const unsigned low = first, high = second;
+    const unsigned other = __shfl_xor_sync(~0u, is_higher ? low : high, distance);
+    first = is_higher ? other : low, second = is_higher ? high : other;
+}
+
+// Writes 16 rows of the warp's columns. A lane has two neighbors of a row in each tile. Lanes swap, those next to each
+// other and then those two apart, until each has all that its quad has of one tile of two, or of four.
 template <int ACROSS>
 __device__ __forceinline__ void store_rows(const float (&sums)[ACROSS][4], Rows<TYPE> out, int first_row, int end,
                                            int first_column) {
-    const bool odd = lane() % 2;
+    constexpr int TILES = ACROSS % 4 == 0 ? 4 : 2;
+    const bool odd = lane() % 2, upper = lane() % 4 / 2;
 #pragma unroll
     for (int e = 0; e < 4; e += 2)
 #pragma unroll
-        for (int n = 0; n < ACROSS; n += 2) {
-            const unsigned even_tile = pack<TYPE>(sums[n][e], sums[n][e + 1]);
-            const unsigned odd_tile = pack<TYPE>(sums[n + 1][e], sums[n + 1][e + 1]);
-            const unsigned other = __shfl_xor_sync(~0u, odd ? even_tile : odd_tile, 1);
-            const uint2 four = {odd ? other : even_tile, odd ? odd_tile : other};
-            const int t = first_row + tile_row(e), column = first_column + (n + odd) * 8 + lane() % 4 / 2 * 4;
+        for (int n = 0; n < ACROSS; n += TILES) {
+            unsigned own[TILES];
+#pragma unroll
+            for (int i = 0; i < TILES; i++) own[i] = pack<TYPE>(sums[n + i][e], sums[n + i][e + 1]);
+#pragma unroll
+            for (int i = 0; i < TILES; i += 2)  // tile i to the even lanes, i + 1 to the odd ones
+                swap_halves(own[i], own[i + 1], odd, 1);
+            if constexpr (TILES == 4)  // tiles 0 and 1 to the lower lanes, 2 and 3 to the upper ones
+#pragma unroll
+                for (int i = 0; i < 2; i++) swap_halves(own[i], own[i + 2], upper, 2);
+            const int tile = TILES == 4 ? n + lane() % 4 : n + odd, place = TILES == 4 ? 0 : upper * 4;
+            const int t = first_row + tile_row(e), column = first_column + tile * 8 + place;
             if (t >= end) continue;
             TYPE* to = out.row(t) + column;
-            if (ALIGNED && column + 4 <= out.width) {
-                *reinterpret_cast<uint2*>(to) = four;
+            if (ALIGNED && column + 2 * TILES <= out.width) {
+                if constexpr (TILES == 4) *reinterpret_cast<uint4*>(to) = {own[0], own[1], own[2], own[3]};
+                else *reinterpret_cast<uint2*>(to) = {own[0], own[1]};
                 continue;
             }
-            for (int j = 0; j < 4 && column + j < out.width; j++)
-                to[j].bits = (unsigned short)((j < 2 ? four.x : four.y) >> j % 2 * 16);
+#pragma unroll
+            for (int j = 0; j < 2 * TILES; j++)
+                if (column + j < out.width) to[j].bits = (unsigned short)(own[j / 2] >> j % 2 * 16);
         }
 }
 
@@ -389,20 +418,21 @@ forward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<TY
                 exponent = exponent_for(largest);
             }
             state.share(memory, totals, ONES, power_of_two(-exponent));
-            for (int number = warp(); number < TRIANGLE; number += WARPS)
-                write_weights<FEATURES>(number, queries, keys, nullptr, weights, exponents);
+            if (warp() < PARTS) write_weights<FEATURES>(warp(), queries, keys, nullptr, weights, exponents);
             __syncthreads();
             float output[DOWN][COLUMNS_ACROSS][4] = {}, normalizers[DOWN][4] = {};
             float (*const row_sums)[4] = NORMALIZE ? normalizers : nullptr;
-            read_state<false, FEATURES>(output, row_sums, queries, memory, COLUMN_PITCH, totals, power_of_two(-exponent));
+            const int pair = warp() / 4, own_columns = quarter() * COLUMNS_ACROSS * 8;
+            read_state<false, FEATURES>(output, row_sums, pair, own_columns, queries, memory, COLUMN_PITCH, totals,
+                                        power_of_two(-exponent));
             for (int d = 0; SCALED && d < DOWN; d++) {
                 scale(output[d], power_of_two(exponent));
                 for (int e = 0; e < 4; e++) normalizers[d][e] *= power_of_two(exponent);
             }
-            read_chunk<false>(output, row_sums, weights, exponents, values, COLUMN_PITCH);
+            read_chunk<false>(output, row_sums, pair, own_columns, weights, exponents, values, COLUMN_PITCH);
 #pragma unroll
             for (int d = 0; d < DOWN; d++) {
-                const int row0 = start + band(d) * 16;
+                const int row0 = start + band(pair, d) * 16;
                 for (int e = 0; NORMALIZE && e < 4; e += 2) {
 #pragma unroll
                     for (int n = 0; n < COLUMNS_ACROSS; n++) {
@@ -413,7 +443,7 @@ forward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<TY
                     if (slab == 0 && quarter() == 0 && lane() % 4 == 0 && t < end)
                         denominators[head * N + t] = normalizers[d][e];
                 }
-                store_rows(output[d], out, row0, end, slab * COLUMNS + quarter() * COLUMNS_ACROSS * 8);
+                store_rows(output[d], out, row0, end, slab * COLUMNS + own_columns);
             }
         }
         state.add<false>(keys, values, ONES, Ones());
@@ -455,6 +485,7 @@ __device__ __forceinline__ void share_split(float* numbers, const Rows<const TYP
 
 #ifdef BACKWARD
 constexpr int STAGE = CHUNK * 2 * (FEATURE_PITCH + COLUMN_PITCH);  // numbers: queries, keys, values, gradients
+constexpr bool TEAMS = FEATURES == 64;  // wider tiles would not fit the registers
 constexpr int WEIGHTS = CHUNK * WEIGHT_PITCH, MEMORY = FEATURES * COLUMN_PITCH;
 
 // Gradients for [first, first + length) of a head, from its last chunk to its first. `after` are the states that the
@@ -535,50 +566,62 @@ backward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<c
             }
             past.share(past_memory, past_totals, NORMALIZE, power_of_two(-past_exponent));
             future.share(future_memory, future_totals, ONES, power_of_two(-future_exponent));
-            for (int number = warp(); number < 2 * TRIANGLE; number += WARPS)
-                if (number < TRIANGLE) write_weights<FEATURES>(number, queries, keys, nullptr, weights, exponents);
-                else write_weights<COLUMNS>(number - TRIANGLE, gradients, values, NORMALIZE ? own : nullptr, other_weights,
-                                            other_exponents);
+            // Those of two tiles first, one for each warp.
+            for (int n = warp(); n < 2 * PARTS; n += WARPS) {
+                const bool of_values = n < 2 * TWOS ? n >= TWOS : n >= TWOS + PARTS;
+                const int part = n < 2 * TWOS ? n % TWOS : TWOS + (n - 2 * TWOS) % HALF;
+                if (!of_values) write_weights<FEATURES>(part, queries, keys, nullptr, weights, exponents);
+                else write_weights<COLUMNS>(part, gradients, values, NORMALIZE ? own : nullptr, other_weights, other_exponents);
+            }
             __syncthreads();
 
-            const auto write = [&](auto& sums, TYPE* gradient, int width, int first_column) {
+            const auto write = [&](auto& sums, TYPE* gradient, int width, int pair, int first_column) {
                 const Rows<TYPE> rows = {gradient, 0, 0, width, 1, width, 0, 0};
 #pragma unroll
-                for (int d = 0; d < DOWN; d++) store_rows(sums[d], rows, start + band(d) * 16, stop, first_column);
+                for (int d = 0; d < DOWN; d++) store_rows(sums[d], rows, start + band(pair, d) * 16, stop, first_column);
             };
             const auto scale_all = [&](auto& sums, int exponent) {
                 for (int d = 0; SCALED && d < DOWN; d++) scale(sums[d], power_of_two(exponent));
             };
-            const int own_features = quarter() * FEATURES_ACROSS * 8, own_columns = quarter() * COLUMNS_ACROSS * 8;
-            {
-                float sums[DOWN][FEATURES_ACROSS][4] = {};
-                read_state<true, COLUMNS>(sums, nullptr, gradients, past_memory, COLUMN_PITCH, nullptr, 1.0f);
+            const auto make_dq = [&](auto& sums, int pair, int column) {
+                read_state<true, COLUMNS>(sums, nullptr, pair, column, gradients, past_memory, COLUMN_PITCH, nullptr, 1.0f);
                 scale_all(sums, past_exponent);
                 for (int d = 0; NORMALIZE && d < DOWN; d++)
-                    for (int n = 0; n < FEATURES_ACROSS; n++)
+                    for (int n = 0; n < int(sizeof sums[d] / sizeof sums[d][0]); n++)
                         for (int e = 0; e < 4; e++)
-                            sums[d][n][e] += own[band(d) * 16 + tile_row(e)]
-                                           * past_totals[own_features + n * 8 + tile_column(e)];
-                read_chunk<false>(sums, nullptr, other_weights, other_exponents, keys, FEATURE_PITCH);
-                write(sums, dq, features, own_features);
-            }
-            {
-                float sums[DOWN][FEATURES_ACROSS][4] = {};
-                read_state<true, COLUMNS>(sums, nullptr, values, future_memory, COLUMN_PITCH, nullptr, 1.0f);
+                            sums[d][n][e] += own[band(pair, d) * 16 + tile_row(e)] * past_totals[column + n * 8 + tile_column(e)];
+                read_chunk<false>(sums, nullptr, pair, column, other_weights, other_exponents, keys, FEATURE_PITCH);
+                write(sums, dq, features, pair, column);
+            };
+            const auto make_dk = [&](auto& sums, int pair, int column) {
+                read_state<true, COLUMNS>(sums, nullptr, pair, column, values, future_memory, COLUMN_PITCH, nullptr, 1.0f);
                 scale_all(sums, future_exponent);
                 for (int d = 0; ONES && d < DOWN; d++)
-                    for (int n = 0; n < FEATURES_ACROSS; n++)
-                        for (int e = 0; e < 4; e++) sums[d][n][e] += future_totals[own_features + n * 8 + tile_column(e)];
-                read_chunk<true>(sums, nullptr, other_weights, other_exponents, queries, FEATURE_PITCH);
-                write(sums, dk, features, own_features);
+                    for (int n = 0; n < int(sizeof sums[d] / sizeof sums[d][0]); n++)
+                        for (int e = 0; e < 4; e++) sums[d][n][e] += future_totals[column + n * 8 + tile_column(e)];
+                read_chunk<true>(sums, nullptr, pair, column, other_weights, other_exponents, queries, FEATURE_PITCH);
+                write(sums, dk, features, pair, column);
+            };
+            if constexpr (TEAMS) {  // half of the warps for each: their tiles are twice as wide, and share more loads
+                float sums[DOWN][2 * FEATURES_ACROSS][4] = {};
+                const int pair = warp() % 4 / 2, column = warp() % 2 * FEATURES_ACROSS * 16;
+                if (warp() < WARPS / 2) make_dq(sums, pair, column);
+                else make_dk(sums, pair, column);
+            } else {
+                const int pair = warp() / 4, column = quarter() * FEATURES_ACROSS * 8;
+                {
+                    float sums[DOWN][FEATURES_ACROSS][4] = {};
+                    make_dq(sums, pair, column);
+                }
+                float sums[DOWN][FEATURES_ACROSS][4] = {};
+                make_dk(sums, pair, column);
             }
-            {
-                float sums[DOWN][COLUMNS_ACROSS][4] = {};
-                read_state<false, FEATURES>(sums, nullptr, keys, future_memory, COLUMN_PITCH, nullptr, 1.0f);
-                scale_all(sums, future_exponent);
-                read_chunk<true>(sums, nullptr, weights, exponents, gradients, COLUMN_PITCH);
-                write(sums, dv, v.width, own_columns);
-            }
+            const int pair = warp() / 4, column = quarter() * COLUMNS_ACROSS * 8;
+            float sums[DOWN][COLUMNS_ACROSS][4] = {};
+            read_state<false, FEATURES>(sums, nullptr, pair, column, keys, future_memory, COLUMN_PITCH, nullptr, 1.0f);
+            scale_all(sums, future_exponent);
+            read_chunk<true>(sums, nullptr, pair, column, weights, exponents, gradients, COLUMN_PITCH);
+            write(sums, dv, v.width, pair, column);
         }
         future.add<false>(queries, gradients, NORMALIZE, Split{own});
     });
