@@ -307,7 +307,8 @@ __device__ __forceinline__ void fetch(TYPE* tile, const Rows<const TYPE>& rows, 
         unsigned pairs[4] = {};
         for (int j = 0; t < end && j < 4; j++)
             pairs[j] = pack<TYPE>(rows.number(t, first + column + 2 * j), rows.number(t, first + column + 2 * j + 1));
-        *reinterpret_cast<uint4*>(to) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        const uint4 eight = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        *reinterpret_cast<uint4*>(to) = eight;
     }
 }
 
@@ -361,8 +362,13 @@ __device__ __forceinline__ void store_rows(const float (&sums)[ACROSS][4], Rows<
             if (t >= end) continue;
             TYPE* to = out.row(t) + column;
             if (ALIGNED && column + 2 * TILES <= out.width) {
-                if constexpr (TILES == 4) *reinterpret_cast<uint4*>(to) = {own[0], own[1], own[2], own[3]};
-                else *reinterpret_cast<uint2*>(to) = {own[0], own[1]};
+                if constexpr (TILES == 4) {
+                    const uint4 eight = {own[0], own[1], own[2], own[3]};
+                    *reinterpret_cast<uint4*>(to) = eight;
+                } else {
+                    const uint2 four = {own[0], own[1]};
+                    *reinterpret_cast<uint2*>(to) = four;
+                }
                 continue;
             }
 #pragma unroll
