@@ -77,6 +77,15 @@ STEPS = {
     ("segment_outputs", 128): Steps(
         {1: 1, 2: 2, 3: 2.5, 4: 5, 5: 4}, 2, {1: 1, 2: 2, 3: 4, 4: 8, 5: 4}
     ),
+    # Loads are hidden: see `walk_of`. Backward, half of the warps have two parts of the weights.
+    ("forward_walk", 64): Steps({2: 1}, 0),
+    ("forward_walk", 128): Steps({2: 1, 3: 2}, 0),
+    ("backward_walk", 64): Steps({2: 1, 3: 1.5}, 0, {2: 1, 3: 2}),
+    ("backward_walk", 128): Steps(
+        {1: 1, 2: 1.5, 3: 2, 4: 2, 5: 2}, 0, {1: 1, 2: 2, 3: 2, 4: 2, 5: 2}
+    ),
+    ("sums_of_segments", 64): Steps({2: 1}, 0),
+    ("sums_of_segments", 128): Steps({2: 1}, 0),
 }
 
 # The kernels of memories that fade, in 4 chunks of 16 tokens. Loops run over chunks, channels, and
@@ -114,7 +123,14 @@ class Noted(NamedTuple):
 
 # Arguments by their place: which of them is the length of a block's walk.
 LENGTH = {"recurrent": -2, "chunk_states": -2, "segment_sums": -1, "segment_outputs": -1}
+LENGTH |= dict.fromkeys(("forward_walk", "backward_walk", "sums_of_segments"), -1)
 LENGTH |= {"forward": -2, "walk": -2, "backward": -1}
+WALKS = ("forward_walk", "backward_walk", "sums_of_segments")  # of pipelined.cu
+# Bytes in a cycle that the second cache sends to one multiprocessor at most, and to all (NVIDIA's
+# white paper on the A100; of later GPUs it is not published).
+FROM_CACHE, FROM_CACHE_TO_ALL = 64, 5120
+# A thread for each number of a state: which argument says how many segments it walks through.
+THROUGH = {"segment_states": -2, "states_of_segments": -3, "segment_starts": 3}
 
 
 def noted(call: Callable[[], object], processors: int) -> list[Noted]:
@@ -169,8 +185,9 @@ def _run(one, length=None):
     arrays = [getattr(x, "array", x) for x in arguments if not isinstance(x, int)]
     extents = [_arrays.extent(x) for x in arrays if hasattr(x, "shape") and x.shape]
     module = _kernels.load(one.file, one.macros, "cpu")
+    blocks = segments_of(one) if is_alone(one) else 1
     with emulator.trace() as trace:
-        module.launch(one.function, 1, one.threads, values, one.shared_bytes, buffers=extents)
+        module.launch(one.function, blocks, one.threads, values, one.shared_bytes, buffers=extents)
     return trace.kernels[one.function]
 
 
@@ -215,6 +232,67 @@ def replayed(program: Program, instructions: list[int]) -> int:
     return now
 
 
+def is_alone(one: Noted) -> bool:
+    """Whether the blocks of a walk make the states before their segments themselves."""
+    return one.function in ("forward_walk", "backward_walk") and bool(one.arguments[-3])
+
+
+def segments_of(one: Noted) -> int:
+    return one.arguments[-4]
+
+
+def bytes_of(arrays) -> int:
+    return sum(_arrays.extent(getattr(x, "array", x))[1] for x in arrays)
+
+
+def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> dict:
+    """What a walk of pipelined.cu does, for the whole launch, where its loads are hidden.
+
+    A step of the walk takes its cycles, or those of a trip over the steps for which a copy is on
+    its way. Where segments make their states themselves, the steps for it are those of
+    "sums_of_segments", and what they read once more comes from the cache: the walk takes as long
+    as that needs, if it is longer.
+    """
+    machine, macros, steps = GPUS[gpu], dict(one.macros), STEPS[one.function, D]
+    trip = machine.latency * machine.clock / (macros["STAGES"] - 1)
+    chunks = -(-length_of(one) // CHUNK)
+
+    def total(what, runs):
+        return sum(loops[n][what] * runs[n] for n in runs)
+
+    own = chunks * max(trip, total("cycles", steps.longest or steps.loops))
+    issued = loops[0]["instructions"] + chunks * total("instructions", steps.loops)
+    states = [x for x in one.arguments if getattr(x, "dtype", None) is torch.float32]
+    moved = 32 * counts.global_sectors * one.blocks / counts.blocks * times + bytes_of(states)
+    trips = 1.0 + (one.function == "backward_walk")  # the tiles; a state
+    if is_alone(one):
+        sums = _sums(one, gpu)
+        before = segments_of(one) - 1  # at most; forward, half of it on average
+        mean = before if one.function == "backward_walk" else before / 2
+        issued += mean * chunks * sums["instructions"]
+        vectors = {"forward_walk": 2 * before + 3, "backward_walk": 2 * before + 4}[one.function]
+        cached = vectors * chunks * CHUNK * D * 2 / FROM_CACHE
+        own = max(own + before * chunks * max(trip, sums["cycles"]), cached)
+        own = max(own, moved / FROM_CACHE_TO_ALL)
+        arrays = [x for x in one.arguments if not isinstance(x, int | None)]
+        moved = bytes_of({_arrays.address(getattr(x, "array", x)): x for x in arrays}.values())
+    warps = one.threads // 32
+    return {
+        "bytes": moved,
+        "instructions": one.blocks * warps * issued,
+        "cycles": loops[0]["cycles"] + own,
+        "trips": trips,
+    }
+
+
+def _sums(one: Noted, gpu: str) -> dict:
+    """The loop of "sums_of_segments" with the macros of another walk."""
+    kept = {name: value for name, value in one.macros if name not in ("FORWARD", "BACKWARD")}
+    macros = tuple({"SUMS": 1, "TOTALS": 0, **kept}.items())
+    found = loops_of(ON[gpu], one.file, macros, "sums_of_segments")
+    return found[max(found)]
+
+
 def length_of(one: Noted) -> float:
     """Tokens of a block's walk, which are a chunk's where there is no walk."""
     return one.arguments[LENGTH[one.function]] if one.function in LENGTH else CHUNK
@@ -230,9 +308,12 @@ def launch(one: Noted, gpu: str, D: int):
     }
     warps = -(-one.threads // 32)
     loops = loops_of(ON[gpu], one.file, one.macros, one.function)
-    at = {"segment_states": -2, "segment_starts": 3}  # a thread for each number of a state
-    if one.function in at:
-        segments = one.arguments[at[one.function]]
+    if one.function in WALKS:
+        if not {0, *STEPS[one.function, D].loops} <= set(loops):
+            raise ValueError(f"{one.function} at D = {D} has loops {sorted(loops)}")
+        more |= walk_of(one, gpu, D, counts, times, loops)
+    elif one.function in THROUGH:
+        segments = one.arguments[THROUGH[one.function]]
         more |= {"instructions": one.blocks * warps * loops[0]["instructions"], "trips": segments}
     else:
         steps = STEPS[one.function, D]
@@ -250,7 +331,9 @@ def launch(one: Noted, gpu: str, D: int):
         more["cycles"] = total("cycles", steps.longest or steps.loops)
         more["trips"] = max(1, steps.trips * chunks)
     scaled = launch_of(counts, one.blocks, one.threads, **more)
-    fields = {name: getattr(scaled, name) * times for name in ("bytes", "passes", "tensor")}
+    fields = {name: getattr(scaled, name) * times for name in ("passes", "tensor")}
+    if one.function not in WALKS:
+        fields["bytes"] = scaled.bytes * times
     if one.function in ("recurrent", "chunk_states", "chunk_outputs", *FADING):
         fields["multiply_adds"] = 32 * one.blocks * warps * total("multiply_adds", steps.loops)
         # The compiler makes one read of several that the source has, and the emulator counts.
@@ -290,7 +373,8 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {
-    name: Kernel(functools.partial(scan, name)) for name in ("recurrent", "chunked", "tensor_core")
+    name: Kernel(functools.partial(scan, name))
+    for name in ("recurrent", "chunked", "tensor_core", "pipelined")
 }
 KERNELS["decay_head"] = Kernel(functools.partial(fading, False))
 KERNELS["decay_channel"] = Kernel(functools.partial(fading, True), 5, 9)

@@ -31,7 +31,7 @@ from lesson_code.cupy.linear import causal_scan
 GPU = _kernels.Gpu((9, 0), 132)  # an H200
 OPERATIONS = {0x23: "multiply_adds", 0x84: "reads"}  # FFMA, LDS: the last 8 of 12 bits
 LOAD, WRITE, STORE, JUMP, EXIT = 0x81, 0x86, 0x88, 0x47, 0x4D  # LDG, STG, STS, BRA, EXIT
-PRODUCT = 0x3C  # HMMA
+PRODUCT, COPY_ASYNC = 0x3C, 0xAE  # HMMA, LDGSTS
 TENSOR = {PRODUCT, 0x3B}  # and LDSM
 
 COPY = """
@@ -146,6 +146,8 @@ class Program:
     def weight(self, i, wide):
         if self.kinds[i] in {LOAD, WRITE, *OPERATIONS}:
             return int(self.wide[i] or not wide)
+        if self.kinds[i] == COPY_ASYNC:  # the way of a whole tile
+            return 100
         return int(self.kinds[i] in {STORE, *TENSOR})
 
     def path(self, start, end, wide):

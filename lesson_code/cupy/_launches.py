@@ -13,6 +13,7 @@ BLOCKS_PER_PROCESSOR = 2  # fewer would leave a multiprocessor waiting for memor
 THREADS = 256  # of a block of pipelined.cu
 ALONE = 1024  # tokens of a sequence whose segments make their states themselves: see `walk_plan`
 MOST_STAGES = 8
+INTERVAL = 2048  # tokens between the states that a walk forwards leaves for the one backwards
 
 
 class Shape(NamedTuple):
@@ -140,35 +141,76 @@ def tensor_core(shape, rows, initial, last, normalizers):
 
 def pipelined(shape, rows, initial, last, normalizers, interval=0):
     q, k, v, out = rows
-    gpu = _kernels.gpu(out.array)
-    plan = walk_plan(shape, gpu)
+    plan = walk_plan(shape, _kernels.gpu(out.array))
     if plan is None or not shape.N:
         return tensor_core(shape, rows, initial, last, normalizers)
-    macros = plan.macros("FORWARD", out.array, shape, normalizers, rows)
-    blocks_of_tokens = (shape.heads * plan.segments, plan.slabs)
     states = initial
     if plan.segments > 1 and not plan.alone:
-        states = states_of_segments(shape, plan, k, v, initial)
+        states = _states_of_segments(shape, plan, (k, v), None, initial)
     cut = (shape.N, shape.features, plan.segments, plan.alone, interval or shape.N, plan.length)
     arguments = (*rows, states, last, normalizers, *cut)
-    _kernels.run(
-        "pipelined.cu", macros, "forward_walk", blocks_of_tokens, THREADS, *arguments,
-        shared_bytes=plan.shared_bytes,
-    )  # fmt: skip
+    macros = plan.macros("FORWARD", shape, rows, normalize=normalizers is not None)
+    plan.run(macros, "forward_walk", shape, arguments)
 
 
-def states_of_segments(shape, plan, k, v, initial, *, backwards=False):
-    """The states before all segments, or with time running backwards behind them."""
+def saved_interval(q, k, v) -> int:
+    """After how many tokens `scan` by "pipelined" has to save a state for `walk_backwards`.
+
+    0 where that reads no states, or where the gradients are three scans.
+    """
+    shape, gpu = _shape_of(q, k, v), _kernels.gpu(q)
+    forward, backward = (walk_plan(shape, gpu, backward=way) for way in (False, True))
+    if forward is None or backward is None or not shape.heads * shape.N or forward.alone:
+        return 0
+    return forward.length if forward.segments > 1 else INTERVAL
+
+
+def walk_backwards(q, k, v, grad, split, initial, saved, future, *, ones: int, dtype: str):
+    """Gradients of q, k, v and of the initial state by one walk; None where it does not fit.
+
+    `split` is the gradient of the normalizers, as a sum of two numbers, or None; `saved` are states
+    after every `saved_interval` tokens, and `future` is the gradient of the last state.
+    """
+    shape = _shape_of(q, k, v, ones)
+    tight = ones > 0 or dtype == "float16"
+    plan = walk_plan(shape, _kernels.gpu(q), backward=True, tight=tight)
+    if plan is None or not shape.heads * shape.N:
+        return None
+    leading = tuple(q.shape[:-2])
+    rows = [_arrays.rows(x, leading) for x in (q, k, v, grad)]
+    pair = None if split is None else _arrays.rows(split, leading)
+    initial, future = (None if x is None else _arrays.contiguous(x) for x in (initial, future))
+    behind = future
+    if plan.segments > 1 and not plan.alone:
+        behind = _states_of_segments(shape, plan, (rows[0], rows[3]), pair, future, True)
+    gradients = [_arrays.empty(x.shape, dtype, q) for x in (q, k, v)]
+    first = None
+    if initial is not None:
+        first = _arrays.empty((*leading, shape.features, shape.columns), "float32", q)
+    interval = saved_interval(q, k, v) or shape.N
+    columns = shape.values if initial is None else initial.shape[-1]
+    columns = columns if saved is None else saved.shape[-1]
+    cut = (shape.N, shape.features, columns, plan.segments, plan.alone, interval, plan.length)
+    arguments = (*rows, pair or rows[3], *gradients, initial, saved, behind, first, *cut)
+    macros = plan.macros("BACKWARD", shape, rows, normalize=split is not None)
+    plan.run(macros, "backward_walk", shape, arguments)
+    return *gradients, first
+
+
+def _shape_of(q, k, v, ones=0) -> Shape:
+    leading = np.broadcast_shapes(*(tuple(x.shape[:-2]) for x in (q, k, v)))
+    return Shape(math.prod(leading), v.shape[-2], q.shape[-1], v.shape[-1], ones)
+
+
+def _states_of_segments(shape, plan, rows, split, initial, backwards=False):
+    """The states before all segments, or with time running backwards those behind them."""
     size = shape.features * shape.columns
     total = shape.heads * size
-    states = _arrays.empty((shape.heads, plan.segments, size), "float32", k.array)
-    macros = plan.macros("SUMS", k.array, shape, None, (k, v))
-    grid = (shape.heads * plan.segments, plan.slabs)
+    states = _arrays.empty((shape.heads, plan.segments, size), "float32", rows[0].array)
+    macros = plan.macros("SUMS", shape, rows, normalize=split is not None)
+    macros["TOTALS"] = int(shape.ones and not backwards)
     cut = (shape.N, shape.features, plan.segments, plan.length)
-    shared = {"shared_bytes": plan.shared_bytes}
-    _kernels.run(
-        "pipelined.cu", macros, "sums_of_segments", grid, THREADS, k, v, states, *cut, **shared
-    )
+    plan.run(macros, "sums_of_segments", shape, (*rows, split or rows[1], states, *cut))
     arguments = (states, initial, size, plan.segments, int(backwards), np.int64(total))
     grid = blocks(total, 256)
     _kernels.run("pipelined.cu", macros, "states_of_segments", grid, 256, *arguments)
@@ -187,21 +229,30 @@ class Plan(NamedTuple):
     length: int  # tokens of a segment
     alone: bool  # whether each segment makes the state before it from all tokens before it
 
-    def macros(self, name, array, shape, normalizers, rows) -> dict:
+    def macros(self, name, shape, rows, *, normalize: bool) -> dict:
         return {
             name: 1,
-            "TYPE": _arrays.c_type(array),
-            **_sizes(shape, normalizers),
+            "TYPE": _arrays.c_type(rows[0].array),
             "FEATURES": round_up(max(1, shape.features), 64),
             "COLUMNS": self.columns,
+            "ONES": shape.ones,
+            "NORMALIZE": int(normalize),
             "CHUNK": self.chunk,
             "STAGES": self.stages,
             "ALIGNED": int(all(map(_is_aligned, rows))),
         }
 
+    def run(self, macros, name, shape, arguments) -> None:
+        grid = (shape.heads * self.segments, self.slabs)
+        shared = {"shared_bytes": self.shared_bytes}
+        _kernels.run("pipelined.cu", macros, name, grid, THREADS, *arguments, **shared)
 
-def walk_plan(shape, gpu, *, backward: bool = False) -> Plan | None:
-    """The plan of a walk; None where its state or its tiles do not fit a multiprocessor."""
+
+def walk_plan(shape, gpu, *, backward: bool = False, tight: bool = False) -> Plan | None:
+    """The plan of a walk; None where its state or its tiles do not fit a multiprocessor.
+
+    A `tight` one needs some registers more, and has them where wide chunks are half as long.
+    """
     features = round_up(max(1, shape.features), 64)
     columns = 64 if shape.values <= 64 else 128
     slabs = blocks(shape.values, columns)
@@ -209,7 +260,9 @@ def walk_plan(shape, gpu, *, backward: bool = False) -> Plan | None:
         return None
     fill = gpu.processors // (shape.heads * slabs)  # segments that run at the same time
     for chunk, most in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
-        length = max(chunk, round_up(-(-shape.N // max(1, fill)), chunk))
+        if tight and chunk == CHUNK and max(features, columns) > 64:
+            continue
+        length = max(CHUNK, round_up(-(-shape.N // max(1, fill)), CHUNK))
         alone = length < shape.N <= ALONE
         stages = min(MOST_STAGES, -(-shape.N // chunk) + 1) if alone else most
         while stages >= most and (size := _walk_bytes(features, columns, chunk, stages, backward)):
@@ -226,7 +279,7 @@ def _walk_bytes(features, columns, chunk, stages, backward) -> int:
     tiles = chunk * 2 * (wide + high) if backward else chunk * (2 * wide + high)
     both = 1 + backward  # of weights, and of states
     numbers = stages * tiles + both * (chunk * (chunk + 8) + features * high)
-    return 2 * numbers + 4 * both * (features + 8 + (chunk // 16) ** 2 + chunk)
+    return 2 * numbers + 4 * both * (2 * features + 8 + (chunk // 16) ** 2 + chunk)
 
 
 LAUNCHES = {

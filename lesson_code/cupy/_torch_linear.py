@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lesson_code import _arguments
 from lesson_code._custom_ops import lead, once_differentiable
-from lesson_code.cupy._launches import scan
+from lesson_code.cupy._launches import saved_interval, scan
 from lesson_code.cupy.linear import backward
 
 
@@ -16,7 +16,7 @@ def causal_scan(q, k, v, initial, normalize, keep, kernel):
     q, k, v = (x.expand(*leading, *x.shape[-2:]) for x in (q, k, v))
     if initial is not None:
         initial = initial.expand(*leading, *initial.shape[-2:])
-    out, last, _ = _Scan.apply(q, k, v, initial, normalize, keep, kernel)
+    out, last, *_ = _Scan.apply(q, k, v, initial, normalize, keep, kernel)
     return out, last
 
 
@@ -29,13 +29,21 @@ def _scan(
     normalize: bool,
     keep: bool,
     kernel: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`scan` of _launches.py, of tensors that all have the same leading dimensions."""
-    results = scan(
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`scan` of _launches.py, of tensors that all have the same leading dimensions.
+
+    The last result are the states that the gradients need.
+    """
+    interval = saved_interval(q, k, v) if kernel == "pipelined" else 0
+    out, last, normalizers = scan(
         kernel, q, k, v, initial, ones=(0, 0, int(normalize or keep)),
-        dtype=_arguments.dtype_name(q), keep=keep, normalize=normalize,
+        dtype=_arguments.dtype_name(q), keep=keep or interval > 0, normalize=normalize,
+        interval=interval,
     )  # fmt: skip
-    return tuple(_nothing(q) if x is None else x for x in results)
+    saved = last if interval else None
+    if interval:
+        last = last[..., -1, :, :].clone() if keep else None
+    return tuple(_nothing(q) if x is None else x for x in (out, last, normalizers, saved))
 
 
 @torch.library.custom_op("lesson_code::causal_scan_backward", mutates_args=())
@@ -48,11 +56,13 @@ def _scan_backward(
     initial: Tensor | None,
     out: Tensor,
     normalizers: Tensor,
+    saved: Tensor,
     normalize: bool,
     kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`backward` of linear.py."""
-    arguments = grad, grad_last, q, k, v, initial, out, normalizers, normalize, kernel
+    states = saved if saved.ndim > q.ndim else None
+    arguments = grad, grad_last, q, k, v, initial, out, normalizers, states, normalize, kernel
     *gradients, d_initial = backward(*arguments)
     return *gradients, _nothing(q) if d_initial is None else d_initial
 
@@ -62,7 +72,11 @@ def _(q, k, v, initial, normalize, keep, kernel):
     state, floats = (*v.shape[:-2], k.shape[-1], v.shape[-1] + 1), {"dtype": torch.float32}
     last = q.new_empty(state, **floats) if keep else _nothing(q)
     normalizers = q.new_empty(v.shape[:-1], **floats) if normalize else _nothing(q)
-    return q.new_empty(v.shape), last, normalizers
+    interval = saved_interval(q, k, v) if kernel == "pipelined" else 0
+    count = -(-v.shape[-2] // interval) if interval else 0
+    columns = v.shape[-1] + int(normalize or keep)
+    saved = (*v.shape[:-2], count, q.shape[-1], columns) if interval else _nothing(q).shape
+    return q.new_empty(v.shape), last, normalizers, q.new_empty(saved, **floats)
 
 
 @_scan_backward.register_fake
@@ -98,14 +112,14 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         q, k, v, initial, ctx.normalize, ctx.keep, ctx.kernel = inputs
-        out, _, normalizers = output
-        ctx.mark_non_differentiable(normalizers)
+        out, _, normalizers, saved = output
+        ctx.mark_non_differentiable(normalizers, saved)
         if not ctx.normalize:  # the gradients need no outputs then
             out = normalizers
-        ctx.save_for_backward(q, k, v, initial, out, normalizers)
+        ctx.save_for_backward(q, k, v, initial, out, normalizers, saved)
 
     @staticmethod
-    def backward(ctx, grad, grad_last, _):
+    def backward(ctx, grad, grad_last, *_):
         saved = ctx.saved_tensors  # once, as activation checkpointing demands
         grad_last, initial = grad_last if ctx.keep else None, saved[3]
         arguments = grad, grad_last, *saved, ctx.normalize, ctx.kernel

@@ -1,6 +1,6 @@
-"""Causal linear attention on a GPU: three kernels for one scan, and its gradients.
+"""Causal linear attention on a GPU: four kernels for one scan, and its gradients.
 
-The kernels are in ``linear.cu``, their launches in ``_launches.py``; here are the checks, the
+The kernels are in ``linear.cu`` and ``pipelined.cu``, their launches in ``_launches.py``; here are the checks, the
 choice of a kernel, and the backward pass, which is three more scans.
 """
 
@@ -8,9 +8,11 @@ from typing import Any
 
 from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _kernels
-from lesson_code.cupy._launches import CHUNK, LAUNCHES, scan, split_gradient
+from lesson_code.cupy._launches import CHUNK, LAUNCHES, scan, split_gradient, walk_backwards
 
 MAX_WIDTH = 256  # of features and of values
+MAX_STATE = 128  # features that the state of "pipelined" may have
+TENSOR_CORES = ("tensor_core", "pipelined")
 
 
 def causal_scan(
@@ -48,25 +50,32 @@ def causal_scan(
         the leading dimensions of k, v and the initial state. z is there without ``normalize``, too.
     kernel : str, optional
         "recurrent" (a thread for each column of the state, token by token), "chunked" (chunks of 64
-        tokens in shared memory, float32 arithmetic) or "tensor_core" (chunks on the tensor cores,
-        float16 and bfloat16 only, the latter from compute capability 8.0 on). None takes the one
-        that `choose_kernel` names.
+        tokens in shared memory, float32 arithmetic), "tensor_core" (chunks on the tensor cores,
+        float16 and bfloat16 only, the latter from compute capability 8.0 on) or "pipelined" (the
+        same, with the next chunks on their way meanwhile). None takes the one that `choose_kernel`
+        names.
     device : str
         "cuda", or "cpu", which emulates the kernels.
 
     Notes
     -----
-    "tensor_core" rounds what it multiplies to the dtype of q: products of queries and keys, and
-    states between chunks. In float16 both are scaled by powers of two, so that no state is too
+    "tensor_core" and "pipelined" round what they multiply to the dtype of q: products of queries
+    and keys, and states between chunks. In float16 both are scaled by powers of two, so that no state is too
     large; as one power serves all features, those that are a million times smaller than others are
     lost. "chunked" needs memory for a state of every 64th token.
 
+    "pipelined" hands over to "tensor_core" where a state of more than 128 features, or its tiles,
+    would not fit a multiprocessor.
+
     The gradients are three more scans (the book's chapter on the kernels derives them) by the same
     kernel, but for ``normalize=True`` in float16, where a gradient over its normalizer could
-    vanish: there "tensor_core" hands over to "chunked". They need the inputs, the outputs and one
-    number a token.
+    vanish: there "tensor_core" and "pipelined" hand over to "chunked". They need the inputs, the
+    outputs and one number a token. "pipelined" makes all three in one walk backwards, for up to 128
+    features and values; it runs the states backwards, too, each from the next, and starts anew
+    every 2,048 tokens from one that the forward walk has saved. So a large number, infinity or NaN
+    in k or v can reach the gradients of q of up to 2,048 tokens before it.
 
-    NaN reaches the outputs that depend on it and no other sequence; in "chunked" and "tensor_core"
+    NaN reaches the outputs that depend on it and no other sequence; in all but "recurrent"
     it may reach earlier positions of its chunk, as 0 * NaN is NaN. Infinity may become NaN.
 
     References
@@ -115,9 +124,11 @@ def choose_kernel(
 ) -> str:
     """The kernel that `causal_scan` takes where it is told none.
 
-    Up to 16 tokens "recurrent"; else "tensor_core" if the GPU multiplies the dtype there: float16
-    from compute capability 7.5 on (Turing), bfloat16 from 8.0 on (Ampere); else "chunked", so
-    always for float32, which tensor cores would round to 10 bits.
+    Up to 16 tokens "recurrent"; else "chunked" if the GPU's tensor cores do not multiply the dtype,
+    so always for float32, which they would round to 10 bits. They multiply float16 from compute
+    capability 7.5 on (Turing), bfloat16 from 8.0 on (Ampere). There it is "pipelined", by
+    `benchmarks/kernel_times.py` the faster one, for up to 128 features from 8.0 on, when copies to
+    shared memory first went on by themselves; else "tensor_core".
 
     Parameters
     ----------
@@ -133,6 +144,8 @@ def choose_kernel(
     >>> x = np.zeros((2, 1024, 64), np.float16)
     >>> choose_kernel(x, x, x, device="cpu", capability=(7, 5))
     'tensor_core'
+    >>> choose_kernel(x, x, x, device="cpu", capability=(9, 0))
+    'pipelined'
     >>> x = x.astype(np.float32)
     >>> choose_kernel(x, x, x, device="cpu")
     'chunked'
@@ -148,7 +161,10 @@ def choose_kernel(
 def _choose(q, capability=None) -> str:
     if q.shape[-2] <= CHUNK // 4:
         return "recurrent"
-    return "chunked" if _tensor_cores_lack(q, capability) else "tensor_core"
+    if _tensor_cores_lack(q, capability):
+        return "chunked"
+    copies_ahead = (capability or _kernels.gpu(q).capability) >= (8, 0)
+    return "pipelined" if copies_ahead and q.shape[-1] <= MAX_STATE else "tensor_core"
 
 
 def _tensor_cores_lack(q, capability=None) -> str:
@@ -177,7 +193,7 @@ def _check_kernel(kernel, q) -> str:
     if kernel not in tuple(LAUNCHES):  # a tuple compares, where a dict would ask for a hash
         listed = ", ".join(map(repr, LAUNCHES))
         raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")
-    if kernel in ("tensor_core", "pipelined") and (lack := _tensor_cores_lack(q)):
+    if kernel in TENSOR_CORES and (lack := _tensor_cores_lack(q)):
         raise ValueError(f"kernel={kernel!r} needs {lack}, got {_arguments.dtype_name(q)}.")
     return kernel
 
@@ -215,8 +231,10 @@ def _unpack(last, leading):
 # ---- The gradients, on arrays and packed states. -------------------------------------------------
 
 
-def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, kernel):
+def backward(grad, grad_last, q, k, v, initial, out, normalizers, saved, normalize, kernel):
     """Gradients of q, k, v and the initial state, which is None without one: three scans.
+
+    Or one walk, by "pipelined", which may need states that its scan has `saved`.
 
     With g for the gradient of the outputs out_t = S_t^T q_t, and G_t = sum of q_s g_s^T, s >= t,
 
@@ -232,11 +250,23 @@ def backward(grad, grad_last, q, k, v, initial, out, normalizers, normalize, ker
     past_z: tuple[int, ...] = ()
     future_z: tuple[int, ...] = () if grad_last is None else (1,)
     if normalize:
-        if kernel == "tensor_core" and dtype == "float16":
+        if kernel in TENSOR_CORES and dtype == "float16":
             kernel = "chunked"  # as a gradient that is divided by its normalizer might vanish
-        precision = dtype if kernel == "tensor_core" else "float32"
+        precision = dtype if kernel in TENSOR_CORES else "float32"
         grad = split_gradient(grad, out, normalizers, precision)
         past_z, future_z = (1, 1), (1, 0)  # the gradient of a normalizer is the sum of two numbers
+
+    if kernel == "pipelined":
+        split, numerators = (grad[..., M:], grad[..., :M]) if normalize else (None, grad)
+        found = walk_backwards(
+            q, k, v, numerators, split, initial, saved, grad_last,
+            ones=int(normalize or grad_last is not None), dtype=dtype,
+        )  # fmt: skip
+        if found is not None:
+            *gradients, first = found
+            if first is not None and first.shape != initial.shape:  # nothing depends on z
+                first = _arrays.join([first, initial[..., M:] * 0])
+            return *gradients, first
 
     def transposed(packed, z_rows):
         """From (..., C, M + 1) to (..., M + rows, C)."""

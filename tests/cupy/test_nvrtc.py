@@ -279,7 +279,7 @@ def test_every_block_fits(committed: list[dict]) -> None:
 
 def test_every_gpu_has_every_kernel(committed: list[dict], architecture: str) -> None:
     found = {(r["kernel"], r["dtype"]) for r in committed if r["architecture"] == architecture}
-    kernels = {"recurrent", "chunked", "tensor_core", "wkv", "decay", "delta"}
+    kernels = {"recurrent", "chunked", "tensor_core", "pipelined", "wkv", "decay", "delta"}
     assert {kernel for kernel, _ in found} == kernels
     assert ("tensor_core", "float16") in found
     assert (("tensor_core", "bfloat16") in found) == (architecture in WITH_BFLOAT16)

@@ -29,7 +29,7 @@ EVENT = np.dtype(
     ],
     align=True,
 )
-STORE, SHARED, UNWRITTEN, BEGUN = 1, 2, 4, 8
+STORE, SHARED, UNWRITTEN, COPIED = 1, 2, 4, 8
 
 
 # ---- Sorting and grouping. A group is a run of equal rows in sorted columns. ---------------------

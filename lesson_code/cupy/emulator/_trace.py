@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 
 from lesson_code.cupy.emulator import _records
-from lesson_code.cupy.emulator._records import BEGUN, EVENT, LANES, SHARED, STORE, UNWRITTEN
+from lesson_code.cupy.emulator._records import COPIED, EVENT, LANES, SHARED, STORE, UNWRITTEN
 
 _ARRAY = 44  # bits of an offset in an array; its number stands above
 
@@ -323,9 +323,9 @@ class Launch:
         if self.warp is None:
             first = (events["block"] == 0) & (events["thread"] < LANES)
             self.warp = events[first][: 1 << 16]
-        shared, begun = (events["kind"] & bit != 0 for bit in (SHARED, BEGUN))
+        shared, copied = (events["kind"] & bit != 0 for bit in (SHARED, COPIED))
         self._count_accesses(events[~shared], _records.lines_and_sectors)
-        self._count_accesses(events[shared & ~begun], _records.bank_passes)
+        self._count_accesses(events[shared & ~copied], _records.bank_passes)
         self.pairs += _records.races(events)
         unwritten = events[events["kind"] & UNWRITTEN != 0]
         self.unwritten.append(_records.distinct(unwritten, "place"))

@@ -18,7 +18,7 @@ namespace emulator {
 enum Kind {
     LOAD = 0, STORE = 1, IN_SHARED = 2,
     UNWRITTEN = 4,  // a load of what nobody stored
-    BEGUN = 8,      // no access yet: a store that may happen from now on
+    COPIED = 8,     // a store by a copy, when it begins or ends: no pass of its own
 };
 
 struct Event {
@@ -96,7 +96,7 @@ UNTRACED static void record(const void* pointer, int bytes, int kind, void* inst
         if (memchr(stored + event.address, AWAITED, bytes))
             fail(0, "thread %u %s %d bytes to which a copy is on its way. "
                  "Its own thread must wait for it first, then all at a barrier", thread, verb, bytes);
-        if (kind & STORE) memset(stored + event.address, kind & BEGUN ? AWAITED : STORED, bytes);
+        if (kind & STORE) memset(stored + event.address, STORED, bytes);
         else if (memchr(stored + event.address, EMPTY, bytes)) event.kind |= UNWRITTEN;
     } else if (is_outside(event.address, bytes)) {
         fail(0, "thread %u %s %d bytes outside of all arrays", thread, verb, bytes);
@@ -106,14 +106,18 @@ UNTRACED static void record(const void* pointer, int bytes, int kind, void* inst
 }
 
 // The begin of a copy, and its end. Between the two nobody may touch its place.
-UNTRACED static void expect_copy(const void* to, void* instruction) {
-    record(to, 16, STORE | BEGUN, instruction);
-}
-UNTRACED static void receive_copy(const void* to, void* instruction) {
+UNTRACED static void mark(const void* to, Byte what) {
     const char* at = (const char*)to;
     bool is_static = at >= shared_start && at < shared_stop;
-    memset(stored + (is_static ? at - shared_start : static_bytes() + (at - dynamic_shared)), STORED, 16);
-    record(to, 16, STORE, instruction);
+    memset(stored + (is_static ? at - shared_start : static_bytes() + (at - dynamic_shared)), what, 16);
+}
+UNTRACED static void expect_copy(const void* to, void* instruction) {
+    record(to, 16, STORE | COPIED, instruction);
+    mark(to, AWAITED);
+}
+UNTRACED static void receive_copy(const void* to, void* instruction) {
+    mark(to, STORED);
+    record(to, 16, STORE | COPIED, instruction);
 }
 
 UNTRACED static void count_tile_product() {
