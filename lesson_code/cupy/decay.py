@@ -70,8 +70,9 @@ def decaying_scan(
     sequence is cut into segments, which are computed at the same time.
 
     The backward pass computes the state before every 64th token again (on small GPUs, every 32nd or
-    16th), and keeps them while it runs: D M / 64 numbers a token. It can be differentiated once, in reverse mode; where log_decay
-    is -inf its gradient is 0. NaN reaches the outputs that depend on it and no others.
+    16th), and keeps them while it runs: D M / 64 numbers a token. It can be differentiated once, in
+    reverse mode; where log_decay is -inf its gradient is 0. NaN reaches the outputs that depend on
+    it and no others.
 
     References
     ----------

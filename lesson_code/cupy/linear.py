@@ -1,7 +1,7 @@
 """Causal linear attention on a GPU: four kernels for one scan, and its gradients.
 
-The kernels are in ``linear.cu`` and ``pipelined.cu``, their launches in ``_launches.py``; here are the checks, the
-choice of a kernel, and the backward pass, which is three more scans.
+The kernels are in ``linear.cu`` and ``pipelined.cu``, their launches in ``_launches.py``; here are
+the checks, the choice of a kernel, and the backward pass, which is three more scans or one walk.
 """
 
 from typing import Any
@@ -60,9 +60,9 @@ def causal_scan(
     Notes
     -----
     "tensor_core" and "pipelined" round what they multiply to the dtype of q: products of queries
-    and keys, and states between chunks. In float16 both are scaled by powers of two, so that no state is too
-    large; as one power serves all features, those that are a million times smaller than others are
-    lost. "chunked" needs memory for a state of every 64th token.
+    and keys, and states between chunks. In float16 both are scaled by powers of two, so that no
+    state is too large; as one power serves all features, those that are a million times smaller
+    than others are lost. "chunked" needs memory for a state of every 64th token.
 
     "pipelined" hands over to "tensor_core" where a state of more than 128 features, or its tiles,
     would not fit a multiprocessor.

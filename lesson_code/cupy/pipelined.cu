@@ -455,7 +455,6 @@ forward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<TY
         state.add<false>(keys, values, ONES, Ones());
         if (SCALED) {
             const float largest = state.largest(ONES);
-            __syncthreads();
             if (lane() == 0) maxima[warp()] = largest;
         }
         const int stop = min(N, start + CHUNK);

@@ -6,6 +6,7 @@ They run in the emulator, and on a GPU as well where there is one.
 import re
 import sys
 from functools import partial
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -16,19 +17,19 @@ from hypothesis import strategies as st
 
 import lesson_code.numpy as reference
 import lesson_code.torch as lt
-from lesson_code.cupy import _arrays, _kernels, causal_scan, choose_kernel, emulator
+from lesson_code.cupy import _arrays, _kernels, _launches, causal_scan, choose_kernel, emulator
 from tests.cupy.conftest import Place
 
-KERNELS = ("recurrent", "chunked", "tensor_core")
+KERNELS = ("recurrent", "chunked", "tensor_core", "pipelined")
 BFLOAT16 = ml_dtypes.bfloat16
-# Outputs are rounded once; "tensor_core" also rounds the states and scores that it multiplies.
+# Outputs are rounded once; those on tensor cores also round the states and scores they multiply.
 TOLERANCE = {
     ("recurrent", "float32"): 2e-6,
     ("chunked", "float32"): 2e-6,
     **{(kernel, "float16"): 4e-4 for kernel in ("recurrent", "chunked")},
     **{(kernel, "bfloat16"): 3e-3 for kernel in ("recurrent", "chunked")},
-    ("tensor_core", "float16"): 6e-4,
-    ("tensor_core", "bfloat16"): 4e-3,
+    **{(kernel, "float16"): 6e-4 for kernel in ("tensor_core", "pipelined")},
+    **{(kernel, "bfloat16"): 4e-3 for kernel in ("tensor_core", "pipelined")},
 }
 NUMPY = Place("numpy", "cpu")
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
@@ -108,7 +109,9 @@ SIZES += [(70, 256, 256), (70, 250, 7), (70, 1, 255), (70, 129, 65), (70, 144, 6
 @pytest.mark.parametrize(
     ("kernel", "dtype", "normalize", "N", "C", "M"),
     [(*case, normalize, 65, 64, 64) for case in TOLERANCE for normalize in (True, False)]
-    + [(*case, bool(M % 2), N, C, M) for case in ONE_DTYPE.items() for N, C, M in SIZES],
+    + [(*case, bool(M % 2), N, C, M) for case in ONE_DTYPE.items() for N, C, M in SIZES]
+    + [("pipelined", "bfloat16", bool(M % 2), N, C, M) for N, C, M in (SIZES[1], *SIZES[3:6])]
+    + [("pipelined", "bfloat16", True, 70, 128, 130)],
 )
 def test_outputs_and_states_of_all_kernels(place, kernel, dtype, normalize, N, C, M):
     rng = np.random.default_rng(N)
@@ -120,7 +123,7 @@ def test_outputs_and_states_of_all_kernels(place, kernel, dtype, normalize, N, C
 WIDTHS = st.sampled_from([1, 2, 5, 8, 16])
 
 
-@every_kernel
+@pytest.mark.parametrize("kernel", [*ONE_DTYPE, "pipelined"])
 @given(
     N=st.integers(0, 140),
     C=WIDTHS,
@@ -141,7 +144,7 @@ WIDTHS = st.sampled_from([1, 2, 5, 8, 16])
 )
 @settings(max_examples=25, deadline=None)
 def test_awkward_shapes(kernel, N, C, M, leading, normalize, data):
-    dtype = "float16" if kernel == "tensor_core" else "float32"
+    dtype = "float16" if kernel in ("tensor_core", "pipelined") else "float32"
     rng = np.random.default_rng(N)
     q, k, v = map(np.abs, draw(rng, dtype, N, C, M, leading))  # no sum comes near zero
     state = None
@@ -150,7 +153,7 @@ def test_awkward_shapes(kernel, N, C, M, leading, normalize, data):
     assert_right((q, k, v), kernel, normalize, state)
 
 
-@every_kernel
+@pytest.mark.parametrize("kernel", ONE_DTYPE)
 def test_layouts_are_read_where_they_are(place, kernel):
     """(B, H, N, D) that lies in memory as (B, N, H, D); and every other number of it: a copy."""
     q, k, v = draw(
@@ -246,7 +249,7 @@ def test_segments_of_a_sequence(monkeypatch, normalize, processors):
 def test_many_heads_are_not_cut():
     q, k, v = draw(np.random.default_rng(0), "bfloat16", 600, 16, 8, ((8,), (8,), (8,)))
     with emulator.trace() as counted:
-        on_cpu(q, k, v)
+        on_cpu(q, k, v, kernel="tensor_core")
     assert set(counted.kernels) == {"segment_outputs"}
 
 
@@ -264,23 +267,25 @@ def test_a_long_sequence(kernel):
     [(True, (30, 300, 200)), (False, (1e-3, 300, 200)), (False, (100, 1e-3, 1e-2))],
     ids=["large-scores-and-states", "large-states", "almost-nothing"],
 )
-def test_float16_numbers_of_any_size(normalize, scales):
+@pytest.mark.parametrize("kernel", ["tensor_core", "pipelined"])
+def test_float16_numbers_of_any_size(kernel, normalize, scales):
     arrays = draw(np.random.default_rng(0), "float16", 200, 16, 16)
     q, k, v = (x * np.float16(scale) for x, scale in zip(arrays, scales, strict=True))
     largest = np.abs(k.astype(float).T @ v.astype(float)).max()
     assert largest > 65504 or scales[1] < 1  # which is the largest float16
-    actual = on_cpu(q, k, v, normalize=normalize, kernel="tensor_core")
+    actual = on_cpu(q, k, v, normalize=normalize, kernel=kernel)
     assert np.isfinite(actual.astype(float)).all()
     assert error(actual, expected(q, k, v, normalize)[0]) < 1e-3
 
 
 @both_normalizations
 @pytest.mark.parametrize("small", [1e-6, 1e-5, 1e-4])
-def test_float16_small_queries_beside_a_large_state(normalize, small):
+@pytest.mark.parametrize("kernel", ["tensor_core", "pipelined"])
+def test_float16_small_queries_beside_a_large_state(kernel, normalize, small):
     """The scores of the chunk and the state before it have scales of their own."""
     q, k, v = draw(np.random.default_rng(0), "float16", 192, 4, 4)
     q, v = (q * np.float16(small)).astype(np.float16), (v + 1) * np.float16(3e4)
-    actual = on_cpu(q, k, v, normalize=normalize, kernel="tensor_core")
+    actual = on_cpu(q, k, v, normalize=normalize, kernel=kernel)
     right = expected(q, k, v, normalize)[0]
     assert (np.abs(actual.astype(float) - right) < 2e-3 * np.abs(right) + 1e-7).all()
 
@@ -314,7 +319,9 @@ def test_where_nan_goes(kernel):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "dtype"), [*ONE_DTYPE.items(), ("chunked", "bfloat16"), ("tensor_core", "float16")]
+    ("kernel", "dtype"),
+    [*ONE_DTYPE.items(), ("chunked", "bfloat16"), ("tensor_core", "float16")]
+    + [("pipelined", "bfloat16"), ("pipelined", "float16")],
 )
 @both_normalizations
 @pytest.mark.parametrize("with_state", [False, True], ids=["from-zero", "from-a-state"])
@@ -386,37 +393,127 @@ def test_gradients_are_scans_with_time_reversed():
 # ---- Barriers, and memory. ------------------------------------------------------------------
 
 
-def barriers():
-    """(kernel, how many'th barrier of the file) for each barrier of linear.cu."""
-    source = _kernels.text("linear.cu")
-    for number, match in enumerate(re.finditer(r"__sync(threads|warp)\(\);", source)):
-        section = re.findall(r"^#ifdef (\w+)$", source[: match.start()], re.MULTILINE)[-1]
-        yield section.lower(), number
+WAITS = re.compile(r"__sync(threads|warp)\(\);|wait_for_groups<[^>]*>\(\);|end_group\(\);")
 
 
-@pytest.mark.parametrize(("kernel", "number"), list(barriers()))
-def test_a_barrier_that_is_missing_is_caught(monkeypatch, kernel, number):
-    """Each barrier is needed: without it a race is found."""
+def waits():
+    """(kernel, file, how many'th of the file) for each barrier, and each wait for a copy."""
+    for file in ("linear.cu", "pipelined.cu"):
+        source = _kernels.text(file)
+        for number, match in enumerate(WAITS.finditer(source)):
+            section = re.findall(r"^#ifdef (\w+)$", source[: match.start()], re.MULTILINE)
+            kernel = section[-1].lower() if file == "linear.cu" else "pipelined"
+            yield kernel, file, number
+
+
+@pytest.mark.parametrize(("kernel", "file", "number"), list(waits()))
+def test_a_wait_that_is_missing_is_caught(monkeypatch, kernel, file, number):
+    """Each is needed: without a barrier a race is found, and without a wait an early access."""
     text = _kernels.text
-    barrier = re.compile(r"__sync(threads|warp)\(\);")
     places = iter(range(1000))
 
     def without(match):
         return "" if next(places) == number else match[0]
 
-    broken = barrier.sub(without, text("linear.cu"))
-    monkeypatch.setattr(_kernels, "text", lambda f: broken if f == "linear.cu" else text(f))
+    broken = WAITS.sub(without, text(file))
+    monkeypatch.setattr(_kernels, "text", lambda f: broken if f == file else text(f))
     _kernels.load.cache_clear()
     try:
-        N = 600 if kernel == "tensor_core" else 70  # several segments, or more than one chunk
-        q, k, v = draw(np.random.default_rng(0), "float16", N, 32, 16)
-        with emulator.trace() as counted:
-            for normalize in (False, True):
-                on_cpu(q, k, v, normalize=normalize, kernel=kernel)
-        with pytest.raises(emulator.RaceError):
+        with pytest.raises((emulator.RaceError, RuntimeError)), emulator.trace() as counted:
+            if kernel == "pipelined":
+                _walk_both_ways()
+            else:
+                N = 600 if kernel == "tensor_core" else 70  # several segments, or chunks
+                q, k, v = draw(np.random.default_rng(0), "float16", N, 32, 16)
+                for normalize in (False, True):
+                    on_cpu(q, k, v, normalize=normalize, kernel=kernel)
             counted.check()
     finally:
         _kernels.load.cache_clear()
+
+
+def _walk_both_ways():
+    """Every barrier of pipelined.cu: in float16, normalized, and where sequences are cut."""
+    gpu = _kernels.Gpu(processors=2)
+    for dtype, N, normalize, alone in (
+        ("float16", 200, False, 0),
+        ("bfloat16", 200, True, 0),
+    ):
+        rng = np.random.default_rng(0)
+        arrays = draw(rng, dtype, N, 64, 64)
+        with mock.patch.object(_kernels, "gpu", lambda array: gpu):
+            with mock.patch.object(_launches, "ALONE", alone):
+                q, k, v = (x.requires_grad_() for x in Place("torch", "cpu").put(*arrays))
+                on_cpu(q, k, v, normalize=normalize, kernel="pipelined").sum().backward()
+
+
+@pytest.mark.parametrize("order", ["reverse", 1])
+def test_the_pipelined_kernel_in_any_order_of_threads(order):
+    with emulator.order(order):
+        assert_right(draw(np.random.default_rng(0), "bfloat16", 150, 64, 64), "pipelined", True)
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3])
+@pytest.mark.parametrize("alone", [0, 1024])
+@both_normalizations
+def test_cut_walks_make_the_same_gradients(monkeypatch, processors, alone, normalize):
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((9, 0), processors))
+    monkeypatch.setattr(_launches, "ALONE", alone)
+    monkeypatch.setattr(_launches, "INTERVAL", 64)  # a state for every chunk
+    q, k, v = draw(np.random.default_rng(0), "bfloat16", 170, 16, 24)
+    tensors = [x.requires_grad_() for x in Place("torch", "cpu").put(q, k, v)]
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    weights = torch.randn(170, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with emulator.trace() as counted:
+        out = on_cpu(*tensors, normalize=normalize, kernel="pipelined")
+        mine = torch.autograd.grad((out.double() * weights.double()).sum(), tensors)
+    counted.check()
+    assert counted.kernels["backward_walk"].blocks == processors
+    assert ("sums_of_segments" in counted.kernels) == (processors > 1 and not alone)
+    right = by_torch(*exact, normalize=normalize)
+    right = torch.autograd.grad((right * weights.double()).sum(), exact)
+    for a, b in zip(mine, right, strict=True):
+        assert error(a.double(), b) < 8e-3 * (2 if normalize else 1)
+
+
+def test_a_state_that_runs_backwards_begins_anew(monkeypatch):
+    """Rounding of what comes later does not reach the gradients before a saved state."""
+    q, k, v = draw(np.random.default_rng(0), "bfloat16", 256, 16, 16)
+    k, v = k.copy(), v.copy()
+    k[200], v[200] = 2**40, 2**40  # next to which all earlier states are lost
+    errors = {}
+    for interval in (64, 2048):
+        monkeypatch.setattr(_launches, "INTERVAL", interval)
+        monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(processors=1))
+        tensors = [x.requires_grad_() for x in Place("torch", "cpu").put(q, k, v)]
+        exact = [x.detach().double().requires_grad_() for x in tensors]
+        (mine,) = torch.autograd.grad(on_cpu(*tensors, kernel="pipelined").sum(), tensors[:1])
+        (right,) = torch.autograd.grad(by_torch(*exact, normalize=False).sum(), exact[:1])
+        errors[interval] = error(mine[:128].double(), right[:128])
+    assert errors[64] < 8e-3 < errors[2048]
+
+
+def test_bytes_that_the_pipelined_kernel_moves(monkeypatch):
+    """Every number once, forward and backward: 4 vectors and 7, and the saved states."""
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((9, 0), processors=2))
+    heads, N, C = 2, 192, 64
+    arrays = draw(np.random.default_rng(0), "bfloat16", N, C, C, ((heads,),) * 3)
+    tensors = [x.requires_grad_() for x in Place("torch", "cpu").put(*arrays)]
+    with emulator.trace() as counted:
+        out = on_cpu(*tensors, kernel="pipelined")
+        out.backward(torch.ones_like(out))
+    vector, state = heads * N * C * 2, heads * C * C * 4
+    forward, backward = (counted.kernels[f"{way}_walk"] for way in ("forward", "backward"))
+    assert forward.global_load_bytes == 3 * vector
+    assert forward.global_store_bytes == vector + state
+    assert backward.global_load_bytes == 4 * vector + state
+    assert backward.global_store_bytes == 3 * vector
+    assert forward.bank_conflicts == backward.bank_conflicts == 0
+    # Scores are 10 tiles of a chunk; each product of 64 x 64 x 64 numbers is 128 products of tiles.
+    # Of the last band, the pair of tiles that sticks out of the triangle is computed as well.
+    scores, read, whole = 8 * 10, 8 * 10, 128
+    assert forward.tile_products == heads * N // 64 * (scores + read + 2 * whole)
+    assert backward.tile_products == heads * N // 64 * (2 * scores + 3 * read + 5 * whole)
 
 
 @both_normalizations
@@ -467,12 +564,12 @@ def test_bytes_of_the_other_kernels():
     ("dtype", "N", "capability", "kernel"),
     [
         ("float32", 100, None, "chunked"),
-        ("float16", 100, None, "tensor_core"),
-        ("bfloat16", 100, None, "tensor_core"),
+        ("float16", 100, None, "pipelined"),
+        ("bfloat16", 100, None, "pipelined"),
         ("float16", 100, (7, 5), "tensor_core"),
         ("bfloat16", 100, (7, 5), "chunked"),
         ("float16", 100, (7, 0), "chunked"),
-        ("float16", 100, (12, 0), "tensor_core"),
+        ("float16", 100, (12, 0), "pipelined"),
         ("float16", 1, None, "recurrent"),
     ],
 )
@@ -482,7 +579,8 @@ def test_what_is_chosen(monkeypatch, dtype, N, capability, kernel):
     monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(capability or (8, 0)))
     with emulator.trace() as counted:
         on_cpu(x, x, x)
-    function = {"chunked": "chunk_outputs", "tensor_core": "segment_outputs"}.get(kernel, kernel)
+    functions = {"chunked": "chunk_outputs", "tensor_core": "segment_outputs"}
+    function = (functions | {"pipelined": "forward_walk"}).get(kernel, kernel)
     assert function in counted.kernels
 
 
