@@ -77,7 +77,7 @@ STEPS = {
     ("segment_outputs", 128): Steps(
         {1: 1, 2: 2, 3: 2.5, 4: 5, 5: 4}, 2, {1: 1, 2: 2, 3: 4, 4: 8, 5: 4}
     ),
-    # Loads are hidden: see `walk_of`. Backward, half of the warps have two parts of the weights.
+    # Loads are hidden: see `walk_of`. Backward, half of the warps make two parts of the weights.
     ("forward_walk", 64): Steps({2: 1}, 0),
     ("forward_walk", 128): Steps({2: 1, 3: 2}, 0),
     ("backward_walk", 64): Steps({2: 1, 3: 1.5}, 0, {2: 1, 3: 2}),

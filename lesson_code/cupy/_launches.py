@@ -1,4 +1,4 @@
-"""How the kernels of linear.cu and pipelined.cu are launched: macros, grids and memory."""
+"""How linear.cu and pipelined.cu are launched: macros, grids, and the memory they need."""
 
 import math
 from typing import NamedTuple
@@ -52,8 +52,8 @@ def scan(
 
     `ones` are columns of ones behind q, k and v; one behind v makes z the last column of a state.
     States are arrays (..., features, columns) of float32. The outputs have the dtype `dtype`.
-    `reverse` lets time run backwards. With an `interval`, which "pipelined" knows alone, there are
-    states after each so many tokens in the place of the last: (..., states, features, columns).
+    `reverse` lets time run backwards. With an `interval`, which "pipelined" knows alone, there is
+    a state after each so many tokens in place of the last: (..., states, features, columns).
     """
     states = () if initial is None else initial.shape[:-2]
     leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], states)

@@ -859,3 +859,75 @@ def test_sixteen_bytes_by_way_of_a_variable():
     trace = traced(emulator.load(source), "copy", 1, 32, *np.ones((2, 32, 4), np.float32))
     counts = trace.kernels["copy"]
     assert (counts.global_accesses, counts.global_lines) == (2, 8)
+
+
+# ---- Copies that land later. ---------------------------------------------------------------------
+
+COPY = """
+extern "C" __global__ void turned(const float* x, float* y) {
+    __shared__ __align__(16) float row[2][128];
+    copy_async(&row[0][threadIdx.x * 4], x + threadIdx.x * 4);
+    end_group();
+    copy_async(&row[1][threadIdx.x * 4], x + 128 + threadIdx.x * 4);
+    end_group();
+    WAIT
+    __syncthreads();
+    for (int i = 0; i < 4; i++) y[threadIdx.x * 4 + i] = row[ROW][127 - threadIdx.x * 4 - i];
+    __syncthreads();
+    wait_for_groups<0>();
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "row", "is_there"),
+    [
+        ("wait_for_groups<0>();", 0, True),
+        ("wait_for_groups<0>();", 1, True),
+        ("wait_for_groups<1>();", 0, True),
+        ("wait_for_groups<1>();", 1, False),
+        ("", 0, False),
+    ],
+)
+def test_a_copy_lands_at_its_wait(wait, row, is_there):
+    module = emulator.load(COPY, {"WAIT": wait, "ROW": row})
+    x, y = np.arange(256, dtype=np.float32), np.zeros(128, np.float32)
+    module.launch("turned", 1, 32, [at(x), at(y)])
+    assert (y == x[128 * row :][:128][::-1]).all() == is_there
+    assert np.isnan(y).all() == (not is_there)
+    with emulator.trace() as counted:
+        if not is_there:
+            with pytest.raises(RuntimeError, match="loads 4 bytes to which a copy is on its way"):
+                module.launch("turned", 1, 32, [at(x), at(y)], buffers=[x, y])
+            return
+        module.launch("turned", 1, 32, [at(x), at(y)], buffers=[x, y])
+    counted.check()
+    counts = counted.kernels["turned"]
+    assert counts.global_load_bytes == 1024 and counts.global_lines == 8 + 4 * 4
+    assert counts.shared_accesses == 4  # the loads: a copy passes once, with its lines
+
+
+def test_a_barrier_is_needed_behind_the_wait():
+    source = COPY.replace("__syncthreads();", "", 1)
+    module = emulator.load(source, {"WAIT": "wait_for_groups<0>();", "ROW": 0})
+    x, y = np.zeros(256, np.float32), np.zeros(128, np.float32)
+    with pytest.raises((emulator.RaceError, RuntimeError)), emulator.trace() as counted:
+        module.launch("turned", 1, 32, [at(x), at(y)], buffers=[x, y])
+        counted.check()
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("copy_async(row, x + 1); wait_for_groups<0>();", "an address that 16 does not divide"),
+        ("copy_async(x, x); wait_for_groups<0>();", "a place that is not in shared memory"),
+        ("copy_async(row, x); end_group();", "ends while 1 of its copies are on their way"),
+        ("for (int i = 0; i < 200; i++) copy_async(row, x);", "and waits for none"),
+    ],
+)
+def test_wrong_copies(source, sentence):
+    text = f'extern "C" __global__ void k(float* x) {{ __shared__ float4 row[1]; {source} }}'
+    x = np.zeros(64, np.float32)
+    start = x.ctypes.data + -x.ctypes.data % 16
+    with pytest.raises(RuntimeError, match=sentence):
+        emulator.load(text).launch("k", 1, 1, [np.uintp(start)])

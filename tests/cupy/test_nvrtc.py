@@ -144,6 +144,7 @@ def test_every_primitive_compiles_without_a_warning(architecture: str) -> None:
         "y[0] = __float_as_uint(to_float(from_float<float>(x[0])));",
         "y[0] = __float_as_uint(to_float(from_float<float16>(x[0])));",
         "y[0] = __float_as_uint(to_float(from_float<bfloat16>(x[0])));",
+        COPIES,
         "dynamic_shared_memory(z); z[threadIdx.x].x = 1; __syncthreads(); y[0] = z[1].x;",
     ):
         source = f'extern "C" __global__ void k(const float* x, unsigned* y) {{ {body} }}'
@@ -173,6 +174,21 @@ def test_matrices_are_loaded_four_at_a_time(architecture: str, transposed: str) 
     name = "load_matrices_transposed" if transposed else "load_matrices"
     found = re.findall(r"ldmatrix\.\S+", ptx_of(MATRICES % name, architecture))
     assert found == [f"ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16"]
+
+
+COPIES = """
+    __shared__ uint4 rows[32];
+    copy_async(rows + threadIdx.x, x + 4 * threadIdx.x);
+    end_group();
+    wait_for_groups<1>();
+    y[0] = scale_pair<float16>(rows[threadIdx.x].x, x[1]);
+"""
+
+
+def test_copies_go_on_by_themselves_from_ampere_on(architecture: str) -> None:
+    found = re.findall(r"cp\.async\.[\w.]+", ptx_of(COPIES, architecture))
+    parts = ["cp.async.cg.shared.global", "cp.async.commit_group", "cp.async.wait_group"]
+    assert found == ([] if architecture == "sm_75" else parts)
 
 
 def test_conversions_are_one_instruction_where_the_gpu_has_it(architecture: str) -> None:
@@ -283,6 +299,8 @@ def test_every_gpu_has_every_kernel(committed: list[dict], architecture: str) ->
     assert {kernel for kernel, _ in found} == kernels
     assert ("tensor_core", "float16") in found
     assert (("tensor_core", "bfloat16") in found) == (architecture in WITH_BFLOAT16)
+    assert ("pipelined", "float16") in found
+    assert (("pipelined", "bfloat16") in found) == (architecture in WITH_BFLOAT16)
 
 
 @pytest.mark.parametrize(
