@@ -153,11 +153,13 @@ def test_what_compiling_is_told_of_the_operators(keep):
     operators, check = torch.ops.lesson_code, torch.library.opcheck
     q, k, v, S, z = draw("scan", 20)
     initial = torch.cat([S, z[..., None]], dim=-1) if keep else None
-    inputs = (q, k, v, initial, keep, keep, "chunked")
-    check(operators.causal_scan.default, inputs)
-    out, last, normalizers = operators.causal_scan(*inputs)
-    inputs = (out, last if keep else None, q, k, v, initial, out, normalizers, keep, "chunked")
-    check(operators.causal_scan_backward.default, inputs)
+    for kernel, dtype in (("chunked", q.dtype), ("pipelined", torch.bfloat16)):
+        q, k, v = (x.detach().to(dtype) for x in (q, k, v))
+        inputs = (q, k, v, initial, keep, keep, kernel)
+        check(operators.causal_scan.default, inputs)
+        out, last, *kept = operators.causal_scan(*inputs)
+        inputs = (out, last if keep else None, q, k, v, initial, out, *kept, keep, kernel)
+        check(operators.causal_scan_backward.default, inputs)
 
     k, v, w, u, *state = draw("wkv", 20, torch.float16)
     inputs = (k, v, w.expand(3, -1), u.expand(3, -1), torch.stack(state, dim=-2))
@@ -180,7 +182,7 @@ def test_what_compiling_is_told_of_the_operators(keep):
 
 KERNELS = {
     kernel: partial(scan, partial(ON_CPU["scan"], kernel=kernel), True)
-    for kernel in ("recurrent", "chunked", "tensor_core")
+    for kernel in ("recurrent", "chunked", "tensor_core", "pipelined")
 } | {kind: CASES[kind][0] for kind in ("wkv", "decay", "bonus", "delta")}
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
@@ -215,7 +217,7 @@ from lesson_code.cupy import decay, delta
 from lesson_code.cupy.wkv import backward, forward
 
 rng = np.random.default_rng(0)
-for kernel in ("recurrent", "chunked", "tensor_core"):
+for kernel in ("recurrent", "chunked", "tensor_core", "pipelined"):
     for N, C, M in ((70, 16, 8), (1, 3, 5), (600, 17, 9)):
         q, k, v = (rng.random((2, N, width)).astype(np.float16) for width in (C, C, M))
         causal_scan(q, k, v, normalize=True, return_state=True, kernel=kernel, device="cpu")
