@@ -425,6 +425,7 @@ struct BackwardTiles {
     float keys[SPAN][CHANNELS + 2], logs[SPAN][LOGS], values[SPAN][pitch(VALUES)];
     float queries[LENGTH][CHANNELS + 2], grads[LENGTH][pitch(VALUES)], pairs[LENGTH][LENGTH + 2];
     float since_start[LENGTH][CHANNELS + 2], to_end[LENGTH][CHANNELS + 2], results[3][LENGTH][CHANNELS + 2];
+    float own[CHANNELS], own_gradients[LENGTH][CHANNELS + 2];  // what a token sees of itself
     Memory::Slots kept[CHUNKS - 1 ? CHUNKS - 1 : 1];  // the memory before each chunk of a span but the last
 };
 
@@ -448,17 +449,18 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
     Memory state, later;  // S before a chunk, and G behind it
     const long long reversed = head * segments + segments - 1 - segment.number % segments;
     later.load(grad_last + reversed * size, first, features, columns);
-    float own[DEEP], own_gradient[DEEP] = {};
-#pragma unroll
-    for (int d = 0; d < DEEP; d++) {
-        const int c = first + d * LENGTH + row;
-        own[d] = BONUS ? c < features ? bonus[head * features + c] : 0.0f : 1.0f;
-        // With time reversed, and without a bonus, the first token of the next segment has not faded G yet.
-        if (BONUS || segment.is_last) continue;
-        const float next = expf(log_decay.number(segment.end, PER_CHANNEL ? c : 0));
-#pragma unroll
-        for (int n = 0; n < OWN_COLUMNS; n++) later.of[d][n] *= next;
+    for (int c = row; c < CHANNELS; c += LENGTH) {
+        at.own_gradients[part][c] = 0.0f;
+        if (part == 0) at.own[c] = BONUS ? first + c < features ? bonus[head * features + first + c] : 0.0f : 1.0f;
     }
+    // With time reversed, and without a bonus, the first token of the next segment has not faded G yet.
+    if (!BONUS && !segment.is_last)
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            const float next = expf(log_decay.number(segment.end, PER_CHANNEL ? first + d * LENGTH + row : 0));
+#pragma unroll
+            for (int n = 0; n < OWN_COLUMNS; n++) later.of[d][n] *= next;
+        }
 
     Tile<CHANNELS> some_keys, some_queries;
     Tile<LOGS> some_logs;
@@ -512,32 +514,33 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
 
             if (chunk < chunks - 1) state.take(at.kept[chunk]);
 
-            // From here on the row is a channel, and what is summed up comes out for token `part`.
+            // From here on the row is a channel, and what is summed up comes out for token `part`: what later
+            // chunks read of it, and what it reads of the memory before the chunk. Its decay is in what they
+            // read of the tokens before it, in what it reads and those behind it, and in what later chunks
+            // read of the memory before this one.
 #pragma unroll
             for (int d = 0; d < DEEP; d++) {
                 const int c = d * LENGTH + row;
-                const float key = keys[part][c], query = at.queries[part][c];
-
-                // What later chunks read of it, and what it reads of the memory before the chunk.
-                float dk = later.read(d, values) * at.to_end[part][c];
-                __syncwarp();
-                float dq = state.read(d, at.grads) * at.since_start[part][c];
-                __syncwarp();
-
-                // Its decay is in what they read of the tokens before it, in what it reads and those behind
-                // it, and in what later chunks read of the memory before this one.
+                const float dk = later.read(d, values) * at.to_end[part][c];
+                const float dq = state.read(d, at.grads) * at.since_start[part][c];
                 float through = 0.0f;
 #pragma unroll
                 for (int n = 0; n < OWN_COLUMNS; n++) through += state.of[d][n] * later.of[d][n];
                 through = sum_of_all(through) * decay(logs, c, 0, LENGTH);
-                const float read = query * dq;
-                float dg = through + sum_of_neighbors(key * dk, false) + sum_of_neighbors(read, true);
-                if (!BONUS) dg += read;
-
-                // What the chunk's tokens read of token `part`, the last first.
-                float left[LENGTH], dqs[LENGTH], dgs[LENGTH], so_far = 0.0f;
-                fade(left, logs, c, part, own[d]);
+                const float read = at.queries[part][c] * dq, later_reads = keys[part][c] * dk;
+                at.results[0][part][c] = dk;
+                at.results[1][part][c] = dq;
+                at.results[2][part][c] = through + sum_of_neighbors(later_reads, false) + sum_of_neighbors(read, true)
+                                       + (BONUS ? 0.0f : read);
                 __syncwarp();
+            }
+
+            // What the chunk's tokens read of token `part`, the last first.
+#pragma unroll 1
+            for (int c = row; c < CHANNELS; c += LENGTH) {
+                const float key = keys[part][c];
+                float left[LENGTH], dqs[LENGTH], dgs[LENGTH], dk = 0.0f, so_far = 0.0f;
+                fade(left, logs, c, part, at.own[c]);
 #pragma unroll
                 for (int t = LENGTH - 1; t >= 0; t--) {
                     const float weight = t >= part ? at.pairs[t][part] * left[t] : 0.0f;
@@ -548,12 +551,10 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
                     so_far += seen * key;
                     if (!BONUS) dgs[t] = t > part ? so_far : 0.0f;
                 }
-                if (BONUS) own_gradient[d] += query * key * at.pairs[part][part];
-                at.results[0][part][c] = dk;
-                at.results[1][part][c] = dq + sum_of_parts(dqs);
-                __syncwarp();
-                at.results[2][part][c] = dg + sum_of_parts(dgs);
-                __syncwarp();
+                if (BONUS) at.own_gradients[part][c] += at.queries[part][c] * key * at.pairs[part][part];
+                at.results[0][part][c] += dk;
+                at.results[1][part][c] += sum_of_parts(dqs);
+                at.results[2][part][c] += sum_of_parts(dgs);
             }
             __syncwarp();
             if (chunk) ask_for_queries(start - LENGTH);
@@ -581,10 +582,8 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
 
     if (segment.begin == 0) later.store(grad_initial + head * size, first, features, columns);
     if (BONUS)
-#pragma unroll
-        for (int d = 0; d < DEEP; d++) {
-            const int channel = first + d * LENGTH + row;
-            const float sum = sum_of_all(own_gradient[d]);
-            if (channel < features && part == 0) grad_bonus[segment.number * features + channel] = sum;
+        for (int c = row; c < CHANNELS; c += LENGTH) {
+            const float sum = sum_of_all(at.own_gradients[part][c]);
+            if (first + c < features && part == 0) grad_bonus[segment.number * features + first + c] = sum;
         }
 }

@@ -297,5 +297,5 @@ def _backward_bytes(macros) -> int:
     decays = channels if macros["PER_CHANNEL"] else 1
     kept = (span // LENGTH - 1) * channels * values  # none where a span is one chunk
     of_span = span * (channels + 2 + decays + _pitch(values))
-    of_chunk = LENGTH * (6 * (channels + 2) + _pitch(values) + LENGTH + 2)
+    of_chunk = LENGTH * (7 * (channels + 2) + _pitch(values) + LENGTH + 2) + channels
     return 4 * (kept + of_span + of_chunk)
