@@ -1,5 +1,6 @@
 """What holds for all kernels: torch's transforms, any order of threads, every address."""
 
+import importlib
 from functools import partial
 
 import pytest
@@ -150,6 +151,8 @@ def test_once_differentiable(case):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_what_compiling_is_told_of_the_operators(keep):
+    for family in ("linear", "wkv", "decay", "delta"):  # an operator is there once its module is
+        importlib.import_module(f"lesson_code.cupy._torch_{family}")
     operators, check = torch.ops.lesson_code, torch.library.opcheck
     q, k, v, S, z = draw("scan", 20)
     initial = torch.cat([S, z[..., None]], dim=-1) if keep else None
