@@ -43,9 +43,10 @@ SHAPES = ((8, 16, 4096, 64), (8, 16, 4096, 128), (1, 16, 512, 64))  # B, H, N, D
 COUNTED = 512  # tokens of a walk that the emulator runs
 CHUNK = 64
 
-# Cycles from the start of an instruction to its result, by the last 8 of its 12 bits: of shared
-# memory and shuffles those measured on an H100 by Luo et al. (2024); those of the special units and
-# of a barrier that nobody else is late for are assumed. Trips to memory are counted as such.
+# Cycles from the start of an instruction to its result, by the last 8 of its 12 bits. The 29 of
+# shared memory are measured on Hopper (Luo et al., 2024, arXiv 2402.13499); those of matrices,
+# shuffles, special units and a barrier that nobody else is late for are assumed. Trips to memory
+# are counted as such.
 LATENCY = {0x84: 29, 0x3B: 33, 0x89: 24, 0xF3: 24, 0x08: 20, 0x1D: 20}
 SPECIAL = 0x308  # MUFU, all 12 bits: exponentials and quotients
 AT_ONCE = 10  # cycles after which an instruction has read its operands
