@@ -344,8 +344,7 @@ def test_bytes(kind):
     assert starts.global_load_bytes == 4 * (N * (D + tiles * M + shared * decays) + D * M)
     assert starts.global_store_bytes == 4 * spans * D * M
     read = N * (2 * D + 2 * tiles * M + shared * decays)
-    own_16 = 16 * own  # each of the threads that share a channel reads it
-    assert walk.global_load_bytes == 4 * (read + spans * D * M + D * M + own_16)
+    assert walk.global_load_bytes == 4 * (read + spans * D * M + D * M + own)
     grad_logs = tiles if kind == "head" else D
     assert walk.global_store_bytes == 4 * (N * (2 * D + grad_logs) + D * M + own)
     assert starts.barriers == 3 * chunks * tiles
