@@ -5,7 +5,8 @@ from torch import Tensor
 
 from lesson_code._contract import OUTSIDE
 from lesson_code._custom_ops import check_values, lead, once_differentiable
-from lesson_code.cupy.delta import AT_MOST_0, backward, forward
+from lesson_code.cupy._fading import AT_MOST_0
+from lesson_code.cupy.delta import backward, forward
 
 
 def delta_scan(q, k, v, beta, log_decay, state):

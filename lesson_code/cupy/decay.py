@@ -9,14 +9,10 @@ from typing import Any
 import numpy as np
 
 from lesson_code import _arguments
-from lesson_code._contract import OUTSIDE
-from lesson_code.cupy import _arrays, _kernels
+from lesson_code.cupy import _arrays, _fading, _kernels
+from lesson_code.cupy._fading import LENGTH, THREADS, pitch
 from lesson_code.cupy._launches import blocks, round_up, segments_of
-from lesson_code.cupy.linear import MAX_WIDTH
-
-LENGTH = 16  # tokens of a chunk, as in decay.cu
-THREADS = LENGTH * LENGTH
-AT_MOST_0 = "at most 0"
+from lesson_code.cupy.linear import check
 
 
 def decaying_scan(
@@ -101,34 +97,25 @@ def decaying_scan(
 
     state = initial_state
     if state is None:
-        state = _arrays.empty((k.shape[-1], v.shape[-1]), "float32", k)
-        state[:] = 0
+        state = _fading.zeros((k.shape[-1], v.shape[-1]), k)
     if _arrays.library(q) == "torch":
         from lesson_code.cupy import _torch_decay
 
         out, last = _torch_decay.decaying_scan(q, k, v, log_decay, bonus, state)
     else:
         with _kernels.place(q):
-            wrong = OUTSIDE[AT_MOST_0](log_decay)
-            _arguments.check_values("log_decay", log_decay, AT_MOST_0, wrong)
+            _fading.check_at_most_0(log_decay)
             out, last = forward(q, k, v, log_decay, bonus, state)
     if not return_state:
         return out
-    missing = (0,) * (last.ndim - 2 - len(leading))  # axes that only q or the bonus has
-    return out, last[*missing, *(slice(size) for size in leading)]
+    return out, _fading.own_state(last, leading)
 
 
 def _check(q, k, v, log_decay, bonus, initial_state, device) -> tuple:
     """The leading dimensions of the state, after checks of all arrays."""
-    _arrays.check_arrays(device, q=q, k=k, v=v)
-    _arguments.check_axes(q=(q, "N D"), k=(k, "N D"), v=(v, "N M"))
+    check(q, k, v, device)
     (N, D), M = k.shape[-2:], v.shape[-1]
-    for name, array in {"q": q, "v": v}.items():
-        if array.shape[-1] > MAX_WIDTH:
-            raise ValueError(f"{name} must be at most {MAX_WIDTH} wide, got {array.shape[-1]}.")
-    is_shared = tuple(getattr(log_decay, "shape", ()))[-1:] == (1,)
-    sizes = {"N": N, "1": 1} if is_shared else {"N": N, "D": D}
-    _arrays.check_state(device, "log_decay", log_decay, "q", q, sizes)
+    _fading.check_shape(device, log_decay, q, N, D)
     shapes = {"k": k.shape[:-2], "v": v.shape[:-2], "log_decay": log_decay.shape[:-2]}
     reads = {"q": q.shape[:-2]}
     if bonus is not None:
@@ -183,7 +170,7 @@ def backward(grad, grad_last, q, k, v, log_decay, bonus, initial):
         starts = _arrays.empty((*leading, spans, D, M), "float32", k)
         _walk(macros, leading, cuts, k, v, log_decay, before, starts, None, None)
         inputs = [_arrays.rows(x, leading) for x in (grad, q, k, v, log_decay)]
-        bonus = _floats(bonus, (*leading, D))
+        bonus = _fading.floats(bonus, (*leading, D))
         gradients = (dq, dk, d_log, d_bonus, d_initial)
         arguments = (*inputs, bonus, starts, behind, *gradients, N, segments, length)
         grid = (math.prod(leading) * segments, tiles)
@@ -203,7 +190,7 @@ def _outputs(macros, leading, cuts, q, k, v, log_decay, bonus, states, reverse=F
     last = _arrays.empty((*leading, D, M), "float32", q)
     if 0 not in leading:
         rows = [_arrays.rows(x, leading, reverse=reverse) for x in (q, k, v, log_decay, out)]
-        arguments = (*rows, _floats(bonus, (*leading, D)), states, last)
+        arguments = (*rows, _fading.floats(bonus, (*leading, D)), states, last)
         grid = (math.prod(leading) * cuts[0], blocks(M, macros["COLUMNS"]))
         shared = {"shared_bytes": _forward_bytes(macros)}
         places = _places(macros, cuts, N, reverse)
@@ -223,7 +210,7 @@ def _cuts(k, count: int) -> tuple[int, int]:
 def _segment_starts(macros, leading, cuts, k, v, log_decay, initial, reverse=False):
     """The states before all segments, (..., segments, D, M)."""
     D, M, segments = k.shape[-1], v.shape[-1], cuts[0]
-    initial = _floats(initial, (*leading, D, M))
+    initial = _fading.floats(initial, (*leading, D, M))
     if segments == 1 or 0 in leading:
         return initial
     states = _arrays.empty((*leading, segments, D, M), "float32", k)
@@ -250,13 +237,6 @@ def _places(macros, cuts, N, reverse) -> tuple:
     return N, lag, segments, length, segments * length - N if reverse else 0
 
 
-def _floats(array, shape):
-    """In float32, one number after the other, for every head; None for no array."""
-    if array is None:
-        return None
-    return _arrays.contiguous(_arrays.broadcast(_arrays.floats(array), shape))
-
-
 def _macros(q, log_decay, bonus, k, v) -> dict:
     features, values = (max(16, round_up(x.shape[-1], 16)) for x in (k, v))
     is_shared = log_decay.shape[-1] == 1
@@ -278,16 +258,11 @@ def _macros(q, log_decay, bonus, k, v) -> dict:
     return macros
 
 
-def _pitch(width: int) -> int:
-    """As in decay.cu."""
-    return width if width % 32 else width + 16
-
-
 def _forward_bytes(macros) -> int:
     """Of ForwardTiles in decay.cu."""
     features, columns = macros["FEATURES"], macros["COLUMNS"]
     decays = features if macros["PER_CHANNEL"] else 1
-    rows = 2 * _pitch(features) + decays + 2 * (columns + 2) + LENGTH + 2
+    rows = 2 * pitch(features) + decays + 2 * (columns + 2) + LENGTH + 2
     return 4 * (LENGTH * rows + 2 * features)
 
 
@@ -296,6 +271,6 @@ def _backward_bytes(macros) -> int:
     channels, values, span = macros["CHANNELS"], macros["VALUES"], macros["SPAN"]
     decays = channels if macros["PER_CHANNEL"] else 1
     kept = (span // LENGTH - 1) * channels * values  # none where a span is one chunk
-    of_span = span * (channels + 2 + decays + _pitch(values))
-    of_chunk = LENGTH * (7 * (channels + 2) + _pitch(values) + LENGTH + 2) + channels
+    of_span = span * (channels + 2 + decays + pitch(values))
+    of_chunk = LENGTH * (7 * (channels + 2) + pitch(values) + LENGTH + 2) + channels
     return 4 * (kept + of_span + of_chunk)

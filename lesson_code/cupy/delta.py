@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 
 from lesson_code import _arguments
-from lesson_code._contract import OUTSIDE
-from lesson_code.cupy import _arrays, _kernels
+from lesson_code.cupy import _arrays, _fading, _kernels
+from lesson_code.cupy._fading import LENGTH, THREADS, pitch
 from lesson_code.cupy._launches import blocks, round_up
-from lesson_code.cupy.linear import MAX_WIDTH
+from lesson_code.cupy.linear import check
 
-LENGTH = 16  # tokens of a chunk, as in delta.cu
-THREADS = LENGTH * LENGTH
 CHANNELS = 16  # of a block that has all columns
-AT_MOST_0 = "at most 0"
 
 
 def delta_scan(
@@ -100,38 +97,30 @@ def delta_scan(
 
     state = initial_state
     if state is None:
-        state = _zeros((k.shape[-1], v.shape[-1]), k)
+        state = _fading.zeros((k.shape[-1], v.shape[-1]), k)
     if log_decay is None:
-        log_decay = _arrays.broadcast(_zeros((1, 1), k), (k.shape[-2], 1))
+        log_decay = _arrays.broadcast(_fading.zeros((1, 1), k), (k.shape[-2], 1))
     if _arrays.library(q) == "torch":
         from lesson_code.cupy import _torch_delta
 
         out, last = _torch_delta.delta_scan(q, k, v, beta[..., None], log_decay, state)
     else:
         with _kernels.place(q):
-            wrong = OUTSIDE[AT_MOST_0](log_decay)
-            _arguments.check_values("log_decay", log_decay, AT_MOST_0, wrong)
+            _fading.check_at_most_0(log_decay)
             out, last = forward(q, k, v, beta[..., None], log_decay, state)
     if not return_state:
         return out
-    missing = (0,) * (last.ndim - 2 - len(leading))  # axes that only q has
-    return out, last[*missing, *(slice(size) for size in leading)]
+    return out, _fading.own_state(last, leading)
 
 
 def _check(q, k, v, beta, log_decay, initial_state, device) -> tuple:
     """The leading dimensions of the state, after checks of all arrays."""
-    _arrays.check_arrays(device, q=q, k=k, v=v)
-    _arguments.check_axes(q=(q, "N D"), k=(k, "N D"), v=(v, "N M"))
+    check(q, k, v, device)
     (N, D), M = k.shape[-2:], v.shape[-1]
-    for name, array in {"q": q, "v": v}.items():
-        if array.shape[-1] > MAX_WIDTH:
-            raise ValueError(f"{name} must be at most {MAX_WIDTH} wide, got {array.shape[-1]}.")
     _arrays.check_state(device, "beta", beta, "q", q, {"N": N})
     shapes = {"k": k.shape[:-2], "v": v.shape[:-2], "beta": beta.shape[:-1]}
     if log_decay is not None:
-        is_shared = tuple(getattr(log_decay, "shape", ()))[-1:] == (1,)
-        sizes = {"N": N, "1": 1} if is_shared else {"N": N, "D": D}
-        _arrays.check_state(device, "log_decay", log_decay, "q", q, sizes)
+        _fading.check_shape(device, log_decay, q, N, D)
         shapes["log_decay"] = log_decay.shape[:-2]
     if initial_state is not None:
         _arrays.check_state(device, "initial_state", initial_state, "q", q, {"D": D, "M": M})
@@ -155,7 +144,7 @@ def forward(q, k, v, beta, log_decay, initial):
     if 0 not in leading:
         macros = _macros(q, beta, log_decay, D, M)
         *rows, to = (_arrays.rows(x, leading) for x in (q, k, v, beta, log_decay, out))
-        arguments = (*rows, _floats(initial, (*leading, D, M)), to, last, N)
+        arguments = (*rows, _fading.floats(initial, (*leading, D, M)), to, last, N)
         _over_columns("forward", macros, leading, *arguments)
     return out, last
 
@@ -180,7 +169,7 @@ def backward(grad, grad_last, q, k, v, beta, log_decay, initial):
         grad, q, k, v, beta, log_decay, errors, d_errors = (
             _arrays.rows(x, leading) for x in (grad, q, k, v, beta, log_decay, errors, dv)
         )
-        initial, grad_last = (_floats(x, (*leading, D, M)) for x in (initial, grad_last))
+        initial, grad_last = (_fading.floats(x, (*leading, D, M)) for x in (initial, grad_last))
 
         first = (k, v, beta, log_decay, initial, errors, starts, N)
         _over_columns("chunk_starts", macros, leading, *first)
@@ -200,17 +189,6 @@ def _over_columns(name, macros, leading, *arguments):
     _kernels.run("delta.cu", macros, name, grid, THREADS, *arguments, shared_bytes=shared)
 
 
-def _zeros(shape, like):
-    array = _arrays.empty(shape, "float32", like)
-    array[:] = 0
-    return array
-
-
-def _floats(array, shape):
-    """In float32, one number after the other, for every head."""
-    return _arrays.contiguous(_arrays.broadcast(_arrays.floats(array), shape))
-
-
 def _macros(q, beta, log_decay, D, M) -> dict:
     features, values = (max(16, round_up(size, 16)) for size in (D, M))
     return {
@@ -228,16 +206,12 @@ def _shared_bytes(macros) -> int:
     """Of Tiles in delta.cu."""
     features, columns = macros["FEATURES"], macros["COLUMNS"]
     decays = features if macros["PER_CHANNEL"] else 1
-    rows = 2 * _pitch(features) + decays + 2 * (columns + 2) + 1 + 2 * (LENGTH + 2)
+    rows = 2 * pitch(features) + decays + 2 * (columns + 2) + 1 + 2 * (LENGTH + 2)
     return 4 * (LENGTH * rows + features)
 
 
 def _backward_bytes(macros) -> int:
     """Of BackwardTiles in delta.cu."""
     channels, decays = CHANNELS + 2, CHANNELS if macros["PER_CHANNEL"] else 1
-    rows = 8 * channels + decays + 1 + 3 * _pitch(macros["VALUES"]) + 2 * (LENGTH + 2)
+    rows = 8 * channels + decays + 1 + 3 * pitch(macros["VALUES"]) + 2 * (LENGTH + 2)
     return 4 * LENGTH * rows
-
-
-def _pitch(width) -> int:
-    return width if width % 32 else width + 16

@@ -93,7 +93,7 @@ def causal_scan(
            [ 30.,  40.],
            [140., 180.]], dtype=float32)
     """
-    _check(q, k, v, device)
+    check(q, k, v, device)
     _arguments.check_flags(normalize=normalize, return_state=return_state)
     kernel = _check_kernel(kernel, q)
     leading = _check_state(initial_state, k, v, device)
@@ -150,7 +150,7 @@ def choose_kernel(
     >>> choose_kernel(x, x, x, device="cpu")
     'chunked'
     """
-    _check(q, k, v, device)
+    check(q, k, v, device)
     if capability is not None:
         is_pair = isinstance(capability, tuple) and len(capability) == 2
         if not (is_pair and all(isinstance(x, int) and x >= 0 for x in capability)):
@@ -179,7 +179,8 @@ def _tensor_cores_lack(q, capability=None) -> str:
     return ""
 
 
-def _check(q, k, v, device) -> None:
+def check(q, k, v, device) -> None:
+    """What all kernels of queries, keys and values ask of them."""
     _arrays.check_arrays(device, q=q, k=k, v=v)
     _arguments.check_axes(q=(q, "N D"), k=(k, "N D"), v=(v, "N M"))
     for name, array in {"q": q, "v": v}.items():
