@@ -16,8 +16,14 @@ def text(file: str) -> str:
 
 
 def source(file: str) -> str:
-    """A kernel file with what both backends put before it."""
-    return f'#line 1 "rows.h"\n{text("rows.h")}#line 1 "{file}"\n{text(file)}'
+    """A kernel file with what both backends put before it, and the headers that it includes."""
+    parts = ['#line 1 "rows.h"\n', text("rows.h"), f'#line 1 "{file}"\n']
+    for number, line in enumerate(text(file).splitlines(keepends=True), 1):
+        if line.startswith('#include "'):
+            header = line.split('"')[1]
+            line = f'#line 1 "{header}"\n{text(header)}#line {number + 1} "{file}"\n'
+        parts.append(line)
+    return "".join(parts)
 
 
 def options(macros: dict) -> tuple:

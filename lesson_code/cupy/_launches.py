@@ -117,7 +117,7 @@ def tensor_core(shape, rows, initial, last, normalizers):
         **_sizes(shape, normalizers),
         "CHUNK": chunk,
         "SLAB": slab,
-        "ALIGNED": int(all(map(_is_aligned, rows))),
+        "ALIGNED": int(all(map(is_aligned, rows))),
     }
     slabs = blocks(shape.values, slab)
     wanted = -(-BLOCKS_PER_PROCESSOR * gpu.processors // (shape.heads * slabs))
@@ -239,7 +239,7 @@ class Plan(NamedTuple):
             "NORMALIZE": int(normalize),
             "CHUNK": self.chunk,
             "STAGES": self.stages,
-            "ALIGNED": int(all(map(_is_aligned, rows))),
+            "ALIGNED": int(all(map(is_aligned, rows))),
         }
 
     def run(self, macros, name, shape, arguments) -> None:
@@ -322,7 +322,7 @@ def segments_of(N: int, wanted: int) -> tuple[int, int]:
     return blocks(N, length), length
 
 
-def _is_aligned(rows) -> bool:
+def is_aligned(rows) -> bool:
     """Whether a kernel may read eight 16-bit numbers at a time."""
     struct = rows.struct
     steps = (struct[name] % 8 for name in ("outer", "inner", "token"))

@@ -1,0 +1,568 @@
+// Linear attention whose memory fades by one decay for all channels, on the tensor cores, and its gradients. decay.cu
+// says what is computed; the walks are those of pipelined.cu.
+//
+// A decay between two tokens of a chunk is a product of three, for a chunk has bands of 16 tokens:
+//
+//     from key j to the end of its band  x  over the bands between  x  from the start of its band to query i
+//
+// Each factor is e to a sum of logarithms that are all at most 0, and -inf is a factor of exactly 0. So the tiles below
+// the diagonal need no exponentials of their own. For those on it a table has all pairs of a band.
+//
+// A product of tiles knows no decays. They are multiplied in where numbers are in registers: into the scores before they
+// are rounded to 16 bits, into rows that have read the state, and into the keys that are on their way into it. One warp,
+// which has no tile of scores to make, prepares the decays of the next chunk meanwhile.
+//
+// Backward, a state cannot be taken back: what has faded is gone. So `states_walk` goes through keys and values first,
+// and writes down, in 16 bits, the state before each chunk.
+
+#include "tiles.h"
+
+constexpr int TOKENS = CHUNK / 32;  // of a chunk, for each lane of a warp
+constexpr int TABLE_PITCH = 24, TABLE = 16 * TABLE_PITCH + 16;  // so that neighbors meet different banks
+
+// The sum of what the neighbors before this one have, or those after it, of COUNT; `own` becomes that of all.
+template <int COUNT> __device__ __forceinline__ float sum_of_neighbors(float& own, bool after) {
+    float sum = 0.0f;
+    for (int lanes = 1; lanes < COUNT; lanes *= 2) {
+        const float other = __shfl_xor_sync(~0u, own, lanes);
+        if (bool(lane() & lanes) != after) sum += other;
+        own += other;
+    }
+    return sum;
+}
+
+// The decays of a chunk.
+struct Decays {
+    float logs[CHUNK];
+    float from_start[CHUNK], to_end[CHUNK];            // of the chunk, to a token and from it
+    float from_band_start[CHUNK], to_band_end[CHUNK];  // of its band
+    float bands[BANDS];                                // over a band
+    float table[BANDS][TABLE];  // from one token of a band (a column) to another (a row), 0 to those before
+
+    __device__ __forceinline__ float over(int band, int end) const {
+        float product = 1.0f;
+        for (; band < end; band++) product *= bands[band];
+        return product;
+    }
+    __device__ __forceinline__ float over_all() const { return from_start[CHUNK - 1]; }
+
+    // By one warp; a lane has tokens lane, lane + 32, ...
+    template <bool WITH_TABLE> __device__ __forceinline__ void prepare(const float (&own)[TOKENS]) {
+#pragma unroll
+        for (int n = 0; n < TOKENS; n++) {
+            const int t = n * 32 + lane();
+            float all = own[n], same = own[n];
+            const float until = sum_of_neighbors<16>(all, false) + own[n];
+            logs[t] = own[n];
+            from_band_start[t] = expf(until);
+            to_band_end[t] = expf(sum_of_neighbors<16>(same, true));
+            if (t % 16 == 15) bands[t / 16] = expf(until);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < TOKENS; n++) {
+            const int t = n * 32 + lane(), band = t / 16;
+            from_start[t] = over(0, band) * from_band_start[t];
+            to_end[t] = over(band + 1, BANDS) * to_band_end[t];
+            float log = 0.0f;
+#pragma unroll
+            for (int i = 0; WITH_TABLE && i < 16; i++) {
+                log += i > t % 16 ? logs[band * 16 + i] : 0.0f;
+                table[band][i * TABLE_PITCH + t % 16] = i >= t % 16 ? expf(log) : 0.0f;
+            }
+        }
+    }
+
+    // What is left of the keys of a tile from column 16 j + 8 n on, for two neighboring entries from e on.
+    __device__ __forceinline__ float2 between(int i, int j, int n, int e) const {
+        const int row = tile_row(e), column = n % 2 * 8 + tile_column(e);
+        j += n / 2;
+        if (j == i) return *reinterpret_cast<const float2*>(table[i] + row * TABLE_PITCH + column);
+        const float2 keys = *reinterpret_cast<const float2*>(to_band_end + j * 16 + column);
+        const float query = over(j + 1, i) * from_band_start[i * 16 + row];
+        return {query * keys.x, query * keys.y};
+    }
+};
+
+// The logarithms of a chunk, asked for while the one before is prepared.
+struct Logs {
+    float own[TOKENS];
+    __device__ __forceinline__ void ask(const Rows<const LOG>& log_decay, int start, int first, int end) {
+#pragma unroll
+        for (int n = 0; n < TOKENS; n++) {
+            const int t = start + n * 32 + lane();
+            own[n] = t >= first && t < end ? log_decay.number(t, 0) : 0.0f;
+        }
+    }
+};
+__device__ __forceinline__ bool prepares() { return warp() == WARPS - 1; }
+
+// Keys of 16 tokens on their way into a state, each times a number of its token.
+struct Faded {
+    const float* decays;
+    __device__ __forceinline__ void operator()(unsigned (&a)[4], int t0) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {  // two tokens of two features
+            const float2 pair = *reinterpret_cast<const float2*>(decays + t0 + i / 2 * 8 + lane() % 4 * 2);
+            const TYPE low = {static_cast<unsigned short>(a[i])}, high = {static_cast<unsigned short>(a[i] >> 16)};
+            a[i] = pack<TYPE>(to_float(low) * pair.x, to_float(high) * pair.y);
+        }
+    }
+};
+
+// The memory after a chunk.
+__device__ __forceinline__ void pass(State& state, const TYPE* keys, const TYPE* values, const float* decays, float all) {
+#pragma unroll
+    for (int b = 0; b < STATE_DOWN; b++) scale(state.numbers[b], all);
+    state.add(keys, values, Faded{decays}, false, Ones());
+}
+
+// A state is shared in 16 bits, divided by the power of two that the largest of it asks for.
+__device__ __forceinline__ void note_largest(const State& state, float* maxima) {
+    if (!SCALED) return;
+    const float largest = state.largest(false);
+    if (lane() == 0) maxima[warp()] = largest;
+}
+__device__ __forceinline__ int exponent_of_all(const float* maxima) {
+    float largest = 0.0f;
+    for (int w = 0; SCALED && w < WARPS; w++) largest = fmaxf(largest, maxima[w]);
+    return SCALED ? exponent_for(largest) : 0;
+}
+
+// Rows of a pair of bands, each times a number of its token.
+template <int ACROSS>
+__device__ __forceinline__ void scale_rows(float (&sums)[DOWN][ACROSS][4], int pair, const float* numbers, float factor) {
+#pragma unroll
+    for (int d = 0; d < DOWN; d++)
+        for (int e = 0; e < 4; e += 2) {
+            const float own = numbers[band(pair, d) * 16 + tile_row(e)] * factor;
+#pragma unroll
+            for (int n = 0; n < ACROSS; n++) sums[d][n][e] *= own, sums[d][n][e + 1] *= own;
+        }
+}
+
+#ifdef FORWARD
+constexpr int STAGE = CHUNK * (2 * FEATURE_PITCH + COLUMN_PITCH);  // numbers: queries, keys, values
+
+// Outputs of [first, first + length) of a head, from the state before; the last segment writes the state behind it.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+forward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay, Rows<TYPE> out,
+             const float* before, float* last, int N, int features, int segments, int length) {
+    dynamic_shared_memory(shared);
+    TYPE* const stages = reinterpret_cast<TYPE*>(shared);
+    TYPE* const weights = stages + STAGES * STAGE;
+    TYPE* const memory = weights + CHUNK * WEIGHT_PITCH;
+    Decays* const decays = reinterpret_cast<Decays*>(memory + FEATURES * COLUMN_PITCH);
+    float* const maxima = reinterpret_cast<float*>(decays + 2);
+    int* const exponents = reinterpret_cast<int*>(maxima + WARPS);
+
+    const long long head = blockIdx.x / segments, size = (long long)features * v.width;
+    q = q.of_head(head), k = k.of_head(head), v = v.of_head(head), out = out.of_head(head);
+    log_decay = log_decay.of_head(head);
+    const int segment = blockIdx.x % segments, first = segment * length, end = min(N, first + length);
+    State state;
+    state.transfer<true>(before + blockIdx.x * size, features, v.width, v.width, 0);
+    note_largest(state, maxima);
+    Logs logs;
+    if (prepares()) {
+        logs.ask(log_decay, first, first, end);
+        decays[0].prepare<true>(logs.own);
+        logs.ask(log_decay, first + CHUNK, first, end);
+    }
+
+    walk((end - first + CHUNK - 1) / CHUNK, [&](int i, int stage) {
+        TYPE* tiles = stages + stage * STAGE;
+        const int start = first + i * CHUNK;
+        fetch<FEATURES>(tiles, q, start, end, 0);
+        fetch<FEATURES>(tiles + CHUNK * FEATURE_PITCH, k, start, end, 0);
+        fetch<COLUMNS>(tiles + 2 * CHUNK * FEATURE_PITCH, v, start, end, 0);
+    }, [&](int i, int stage) {
+        const TYPE *queries = stages + stage * STAGE, *keys = queries + CHUNK * FEATURE_PITCH;
+        const TYPE* values = keys + CHUNK * FEATURE_PITCH;
+        const int start = first + i * CHUNK;
+        const Decays& own = decays[i % 2];
+        const int exponent = exponent_of_all(maxima);
+        state.share(memory, nullptr, false, power_of_two(-exponent));
+        if (warp() < PARTS)
+            with_part(warp(), [&](auto count, int band, int j) {
+                constexpr int COUNT = decltype(count)::value;
+                float scores[1][2 * COUNT][4] = {};
+                make_scores<FEATURES, COUNT>(scores, band, j, queries, keys);
+                for (int n = 0; n < 2 * COUNT; n++)
+                    for (int e = 0; e < 4; e++) {
+                        const float2 left = own.between(band, j, n, e & 2);
+                        scores[0][n][e] = score_column(j, n, e) > score_row(band, e) ? 0.0f
+                                        : scores[0][n][e] * (e % 2 ? left.y : left.x);
+                    }
+                write_tiles<COUNT>(scores, band, j, weights, exponents);
+            });
+        else if (prepares()) {
+            decays[(i + 1) % 2].prepare<true>(logs.own);
+            logs.ask(log_decay, start + 2 * CHUNK, first, end);
+        }
+        __syncthreads();
+
+        float output[DOWN][COLUMNS_ACROSS][4] = {};
+        const int pair = warp() / 4, column = quarter() * COLUMNS_ACROSS * 8;
+        read_state<false, FEATURES>(output, nullptr, pair, column, queries, memory, COLUMN_PITCH, nullptr, 1.0f);
+        scale_rows(output, pair, own.from_start, power_of_two(exponent));
+        read_chunk<false>(output, nullptr, pair, column, weights, exponents, values, COLUMN_PITCH);
+#pragma unroll
+        for (int d = 0; d < DOWN; d++) store_rows(output[d], out, start + band(pair, d) * 16, end, column);
+        pass(state, keys, values, own.to_end, own.over_all());
+        note_largest(state, maxima);
+    });
+    if (segment == segments - 1) state.transfer<false>(last + head * size, features, v.width, v.width, 0);
+}
+#endif
+
+#ifdef STATES
+constexpr int STAGE = CHUNK * (FEATURE_PITCH + COLUMN_PITCH);  // numbers: keys, values
+
+// What a segment adds to the memory, and in `totals` what it leaves of it; or, from the memory `before`, that before
+// each chunk, as the backward walk multiplies by it. Backwards, k and v are queries and gradients, and the memory is
+// the gradient of the other one.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+states_walk(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay, const float* before, float* sums,
+            float* totals, TYPE* images, int* exponents, int N, int features, int segments, int length, int backwards) {
+    dynamic_shared_memory(shared);
+    TYPE* const stages = reinterpret_cast<TYPE*>(shared);
+    Decays* const decays = reinterpret_cast<Decays*>(stages + STAGES * STAGE);
+    float* const maxima = reinterpret_cast<float*>(decays + 2);
+
+    const long long head = blockIdx.x / segments, size = (long long)features * v.width;
+    k = k.of_head(head), v = v.of_head(head), log_decay = log_decay.of_head(head);
+    const int first = blockIdx.x % segments * length, end = min(N, first + length), count = (end - first + CHUNK - 1) / CHUNK;
+    const auto start_of = [&](int i) { return first + (backwards ? count - 1 - i : i) * CHUNK; };
+    State state;
+    state.transfer<true>(before ? before + blockIdx.x * size : nullptr, features, v.width, v.width, 0);
+    note_largest(state, maxima);
+    Logs logs;
+    if (prepares()) {
+        logs.ask(log_decay, start_of(0), first, end);
+        decays[0].prepare<false>(logs.own);
+        logs.ask(log_decay, start_of(1), first, end);
+    }
+    float left = 1.0f;
+
+    walk(count, [&](int i, int stage) {
+        TYPE* tiles = stages + stage * STAGE;
+        fetch<FEATURES>(tiles, k, start_of(i), end, 0);
+        fetch<COLUMNS>(tiles + CHUNK * FEATURE_PITCH, v, start_of(i), end, 0);
+    }, [&](int i, int stage) {
+        const TYPE *keys = stages + stage * STAGE, *values = keys + CHUNK * FEATURE_PITCH;
+        const Decays& own = decays[i % 2];
+        if (images) {
+            const int exponent = exponent_of_all(maxima);
+            const long long chunk = head * ((N + CHUNK - 1) / CHUNK) + start_of(i) / CHUNK;
+            const Rows<TYPE> image = {images + chunk * FEATURES * COLUMNS, 0, 0, COLUMNS, 1, COLUMNS, 0, 0};
+#pragma unroll
+            for (int b = 0; b < STATE_DOWN; b++) {
+                float numbers[STATE_ACROSS][4];
+                for (int n = 0; n < STATE_ACROSS; n++)
+                    for (int e = 0; e < 4; e++) numbers[n][e] = state.numbers[b][n][e] * power_of_two(-exponent);
+                store_rows(numbers, image, (quarter() * STATE_DOWN + b) * 16, FEATURES, half() * STATE_ACROSS * 8);
+            }
+            if (SCALED && threadIdx.x == 0) exponents[chunk] = exponent;
+        }
+        if (prepares()) {
+            decays[(i + 1) % 2].prepare<false>(logs.own);
+            logs.ask(log_decay, start_of(i + 2), first, end);
+        }
+        left *= own.over_all();
+        pass(state, keys, values, backwards ? own.from_start : own.to_end, own.over_all());
+        if (SCALED && images) {
+            __syncthreads();  // the maxima are read
+            note_largest(state, maxima);
+        }
+    });
+    if (sums) state.transfer<false>(sums + blockIdx.x * size, features, v.width, v.width, 0);
+    if (totals && threadIdx.x == 0) totals[blockIdx.x] = left;
+}
+
+// The memory before each segment in the place of what the segment adds; backwards, that behind it. A thread has one
+// number of it.
+extern "C" __global__ void __launch_bounds__(THREADS)
+states_of_segments(float* states, const float* totals, const float* initial, int segments, int size, int backwards,
+                   long long count) {
+    const long long i = blockIdx.x * (long long)THREADS + threadIdx.x;
+    if (i >= count) return;
+    float state = initial[i];
+    for (int s = 0; s < segments; s++) {
+        const long long number = i / size * segments + (backwards ? segments - 1 - s : s);
+        float& own = states[number * size + i % size];
+        const float added = own;
+        own = state;
+        state = totals[number] * state + added;
+    }
+}
+#endif
+
+#ifdef BACKWARD
+// The gradient G of the memory fades as well, from the last token to the first. With S before a chunk and G behind it,
+// and what is left at the end of it, or since its start, of all that was there,
+//
+//     dq_i = start to i (S do_i) + sum of (j to i) (do_i^T v_j) k_j over j <= i
+//     dk_j = j to end (G v_j)    + sum of (j to i) (do_i^T v_j) q_i over i >= j
+//     dv_j = j to end (G^T k_j)  + sum of (j to i) (q_i^T k_j) do_i over i >= j
+//     G    = all G + sum of (start to i) q_i do_i^T
+//
+// dg_t is the sum of all that has faded by e^g_t, that is, of what the tokens from t on have read of those before it.
+// Each term is added up by itself. q_t dq_t - k_t dk_t, added up from the end, would say the same, and lose digits.
+
+constexpr int STAGE = CHUNK * 2 * (FEATURE_PITCH + COLUMN_PITCH);  // numbers: queries, keys, values, gradients
+constexpr int WEIGHTS = CHUNK * WEIGHT_PITCH;
+
+// What tokens of a chunk have read of each other, by tiles of 16 x 16: for queries and keys of two bands the sums of
+// rows and of columns, and of all; where both are of one band, for each token what has crossed it.
+struct Readings {
+    float rows[BANDS][BANDS][16], columns[BANDS][BANDS][16], all[BANDS][BANDS];
+
+    __device__ __forceinline__ void write(int i, int j, const float (&read)[2][4]) {
+        float row_sums[2] = {}, total = 0.0f;
+        if (i == j) {  // of each column the sums from a row on, if the token of that row is behind the column's
+            float below[2] = {};
+            for (int upper = 1; upper >= 0; upper--)
+                for (int n = 0; n < 2; n++)
+                    for (int x = 0; x < 2; x++) {
+                        if (n > upper) continue;
+                        float own = read[n][upper * 2 + x], sum = own;
+                        for (int lanes = 4; lanes < 32; lanes *= 2) {
+                            const float other = __shfl_xor_sync(~0u, own, lanes);
+                            if (!(lane() & lanes)) sum += other;
+                            own += other;
+                        }
+                        if (n == 0 && upper == 0) sum += below[x];
+                        if (n == 0 && upper == 1) below[x] = own;
+                        if (n * 8 + tile_column(x) < upper * 8 + lane() / 4) row_sums[upper] += sum;
+                    }
+        } else {
+            for (int n = 0; n < 2; n++)
+                for (int x = 0; x < 2; x++) {
+                    float sum = read[n][x] + read[n][x + 2];
+                    for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+                    if (lane() < 4) columns[i][j][n * 8 + tile_column(x)] = sum;
+                    row_sums[0] += read[n][x], row_sums[1] += read[n][x + 2];
+                }
+        }
+        for (int h = 0; h < 2; h++) {
+            for (int lanes = 1; lanes < 4; lanes *= 2) row_sums[h] += __shfl_xor_sync(~0u, row_sums[h], lanes);
+            if (lane() % 4 == 0) rows[i][j][h * 8 + lane() / 4] = row_sums[h];
+            total += row_sums[h];
+        }
+        for (int lanes = 4; lanes < 32; lanes *= 2) total += __shfl_xor_sync(~0u, total, lanes);
+        if (lane() == 0) all[i][j] = total;
+    }
+};
+
+// What tokens of a chunk have read of the memory before it, by quarters of the features, and later ones of them; and by
+// warps, what these have read of the memory before it.
+struct Crossings {
+    float past[4][CHUNK], future[4][CHUNK], through[WARPS];
+};
+
+// A row's share of q^T dq or k^T dk, before what is inside the chunk is added.
+template <int ACROSS>
+__device__ __forceinline__ void note_products(const float (&sums)[DOWN][ACROSS][4], int pair, int column, const TYPE* rows,
+                                              float (&products)[4][CHUNK]) {
+#pragma unroll
+    for (int d = 0; d < DOWN; d++)
+        for (int e = 0; e < 4; e += 2) {
+            const int t = band(pair, d) * 16 + tile_row(e);
+            float product = 0.0f;
+#pragma unroll
+            for (int n = 0; n < ACROSS; n++) {
+                const TYPE* own = rows + t * FEATURE_PITCH + column + n * 8 + tile_column(e);
+                const unsigned both = *reinterpret_cast<const unsigned*>(own);
+                const TYPE low = {static_cast<unsigned short>(both)}, high = {static_cast<unsigned short>(both >> 16)};
+                product += sums[d][n][e] * to_float(low) + sums[d][n][e + 1] * to_float(high);
+            }
+            for (int lanes = 1; lanes < 4; lanes *= 2) product += __shfl_xor_sync(~0u, product, lanes);
+            if (lane() % 4 == 0) products[quarter()][t] = product;
+        }
+}
+
+// The gradients of a chunk's logarithms, by one warp.
+__device__ __forceinline__ void write_log_gradients(float* d_log, int start, int end, const Readings& inside,
+                                                    const Crossings& outside) {
+    float behind = 0.0f, before = 0.0f, through = 0.0f, sums[TOKENS];
+    for (int w = 0; w < WARPS; w++) through += outside.through[w];
+#pragma unroll
+    for (int n = TOKENS - 1; n >= 0; n--) {  // what is read of the memory before the chunk, from a token on
+        float own = 0.0f;
+        for (int w = 0; w < 4; w++) own += outside.past[w][n * 32 + lane()];
+        float all = own;
+        sums[n] = through + (sum_of_neighbors<32>(all, true) + own) + behind;
+        behind += all;
+    }
+#pragma unroll
+    for (int n = 0; n < TOKENS; n++) {
+        const int t = n * 32 + lane(), i = t / 16;
+        float own = 0.0f, row = 0.0f, column = 0.0f;
+        for (int w = 0; w < 4; w++) own += outside.future[w][t];
+        sums[n] += sum_of_neighbors<32>(own, false) + before;
+        before += own;
+        for (int j = 0; j < i; j++) row += inside.rows[i][j][t % 16];
+        for (int j = i + 1; j < BANDS; j++) column += inside.columns[j][i][t % 16];
+        for (int j = 0; j < i; j++)
+            for (int later = i + 1; later < BANDS; later++) sums[n] += inside.all[later][j];
+        float all = row;
+        sums[n] += sum_of_neighbors<16>(all, true) + row + inside.rows[i][i][t % 16];
+        sums[n] += sum_of_neighbors<16>(column, false);
+        if (start + t < end) d_log[start + t] = sums[n];
+    }
+}
+
+// The image of a state on its way from memory, in registers, asked for one chunk ahead.
+struct Image {
+    static constexpr int LOADS = FEATURES * COLUMNS / 8 / THREADS;
+    uint4 held[LOADS];
+    int exponent;
+
+    __device__ __forceinline__ void ask(const TYPE* images, const int* exponents, long long chunk) {
+        const uint4* from = reinterpret_cast<const uint4*>(images + chunk * FEATURES * COLUMNS) + threadIdx.x;
+#pragma unroll
+        for (int n = 0; n < LOADS; n++) held[n] = from[n * THREADS];
+        exponent = SCALED ? exponents[chunk] : 0;
+    }
+    __device__ __forceinline__ void store(TYPE* memory) const {
+#pragma unroll
+        for (int n = 0; n < LOADS; n++) {
+            const int at = (n * THREADS + threadIdx.x) * 8;
+            *reinterpret_cast<uint4*>(memory + at / COLUMNS * COLUMN_PITCH + at % COLUMNS) = held[n];
+        }
+    }
+};
+
+// Gradients for [first, first + length) of a head, from its last chunk to its first, from G behind it. The same part of
+// shared memory has first S, for dq, and then G.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+backward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<const TYPE> g, Rows<const LOG> log_decay,
+              TYPE* dq, TYPE* dk, TYPE* dv, float* d_log, const TYPE* images, const int* image_exponents,
+              const float* behind, float* d_initial, int N, int features, int segments, int length) {
+    dynamic_shared_memory(shared);
+    TYPE* const stages = reinterpret_cast<TYPE*>(shared);
+    TYPE *const weights = stages + STAGES * STAGE, *const other_weights = weights + WEIGHTS;
+    TYPE* const memory = other_weights + WEIGHTS;
+    Decays* const decays = reinterpret_cast<Decays*>(memory + FEATURES * COLUMN_PITCH);
+    Readings* const readings = reinterpret_cast<Readings*>(decays + 2);
+    Crossings& crossings = *reinterpret_cast<Crossings*>(readings + 2);
+    float* const maxima = reinterpret_cast<float*>(&crossings + 1);
+    int *const exponents = reinterpret_cast<int*>(maxima + WARPS), *const other_exponents = exponents + BANDS * BANDS;
+
+    const long long head = blockIdx.x / segments, size = (long long)features * v.width, chunks = (N + CHUNK - 1) / CHUNK;
+    q = q.of_head(head), k = k.of_head(head), v = v.of_head(head), g = g.of_head(head);
+    log_decay = log_decay.of_head(head);
+    dq += head * N * features, dk += head * N * features, dv += head * N * v.width, d_log += head * N;
+    const int first = blockIdx.x % segments * length, end = min(N, first + length), count = (end - first + CHUNK - 1) / CHUNK;
+    const auto start_of = [&](int i) { return first + (count - 1 - i) * CHUNK; };
+    State future;
+    future.transfer<true>(behind + blockIdx.x * size, features, v.width, v.width, 0);
+    note_largest(future, maxima);
+    Image image;
+    if (count) image.ask(images, image_exponents, head * chunks + start_of(0) / CHUNK);
+    Logs logs;
+    if (prepares()) {
+        logs.ask(log_decay, start_of(0), first, end);
+        decays[0].prepare<true>(logs.own);
+        logs.ask(log_decay, start_of(1), first, end);
+    }
+
+    walk(count, [&](int i, int stage) {
+        TYPE *queries = stages + stage * STAGE, *keys = queries + CHUNK * FEATURE_PITCH;
+        TYPE *values = keys + CHUNK * FEATURE_PITCH, *gradients = values + CHUNK * COLUMN_PITCH;
+        fetch<FEATURES>(queries, q, start_of(i), end, 0);
+        fetch<FEATURES>(keys, k, start_of(i), end, 0);
+        fetch<COLUMNS>(values, v, start_of(i), end, 0);
+        fetch<COLUMNS>(gradients, g, start_of(i), end, 0);
+    }, [&](int i, int stage) {
+        const TYPE *queries = stages + stage * STAGE, *keys = queries + CHUNK * FEATURE_PITCH;
+        const TYPE *values = keys + CHUNK * FEATURE_PITCH, *gradients = values + CHUNK * COLUMN_PITCH;
+        const int start = start_of(i), stop = min(end, start + CHUNK);
+        const Decays& own = decays[i % 2];
+        image.store(memory);
+        const int past_exponent = image.exponent, future_exponent = exponent_of_all(maxima);
+        if (i + 1 < count) image.ask(images, image_exponents, head * chunks + start_of(i + 1) / CHUNK);
+        if (warp() < PARTS)
+            with_part(warp(), [&](auto count, int band, int j) {
+                constexpr int COUNT = decltype(count)::value;
+                float scores[1][2 * COUNT][4] = {}, others[1][2 * COUNT][4] = {};
+                make_scores<FEATURES, COUNT>(scores, band, j, queries, keys);
+                make_scores<COLUMNS, COUNT>(others, band, j, gradients, values);
+#pragma unroll
+                for (int tile = 0; tile < COUNT; tile++) {
+                    float read[2][4];
+                    for (int n = 0; n < 2; n++)
+                        for (int e = 0; e < 4; e++) {
+                            float &score = scores[0][2 * tile + n][e], &other = others[0][2 * tile + n][e];
+                            const float2 pair = own.between(band, j, 2 * tile + n, e & 2);
+                            const float left = e % 2 ? pair.y : pair.x;
+                            const bool is_later = score_column(j, 2 * tile + n, e) > score_row(band, e);
+                            const float raw = score;
+                            score = is_later ? 0.0f : score * left, other = is_later ? 0.0f : other * left;
+                            read[n][e] = is_later ? 0.0f : raw * other;
+                        }
+                    readings[i % 2].write(band, j + tile, read);
+                }
+                write_tiles<COUNT>(scores, band, j, weights, exponents);
+                write_tiles<COUNT>(others, band, j, other_weights, other_exponents);
+            });
+        else if (prepares()) {
+            decays[(i + 1) % 2].prepare<true>(logs.own);
+            logs.ask(log_decay, start_of(i + 2), first, end);
+        } else if (warp() == WARPS - 2 && i > 0)
+            write_log_gradients(d_log, start + CHUNK, end, readings[(i + 1) % 2], crossings);
+        __syncthreads();
+
+        const auto write = [&](auto& sums, TYPE* gradient, int width, int pair, int column) {
+            const Rows<TYPE> rows = {gradient, 0, 0, width, 1, width, 0, 0};
+#pragma unroll
+            for (int d = 0; d < DOWN; d++) store_rows(sums[d], rows, start + band(pair, d) * 16, stop, column);
+        };
+        const int pair = warp() / 4;
+        {
+            float through = 0.0f;
+#pragma unroll
+            for (int b = 0; b < STATE_DOWN; b++)
+                for (int e = 0; e < 4; e++)
+#pragma unroll
+                    for (int n = 0; n < STATE_ACROSS; n++)
+                        through += to_float(memory[future.feature(b, e) * COLUMN_PITCH + (half() * STATE_ACROSS + n) * 8 + tile_column(e)])
+                                 * future.numbers[b][n][e];
+            for (int lanes = 1; lanes < 32; lanes *= 2) through += __shfl_xor_sync(~0u, through, lanes);
+            if (lane() == 0) crossings.through[warp()] = through * own.over_all() * power_of_two(past_exponent);
+            float sums[DOWN][FEATURES_ACROSS][4] = {};
+            const int column = quarter() * FEATURES_ACROSS * 8;
+            read_state<true, COLUMNS>(sums, nullptr, pair, column, gradients, memory, COLUMN_PITCH, nullptr, 1.0f);
+            scale_rows(sums, pair, own.from_start, power_of_two(past_exponent));
+            note_products(sums, pair, column, queries, crossings.past);
+            read_chunk<false>(sums, nullptr, pair, column, other_weights, other_exponents, keys, FEATURE_PITCH);
+            write(sums, dq, features, pair, column);
+        }
+        __syncthreads();
+        future.share(memory, nullptr, false, power_of_two(-future_exponent));
+        __syncthreads();
+        {
+            float sums[DOWN][FEATURES_ACROSS][4] = {};
+            const int column = quarter() * FEATURES_ACROSS * 8;
+            read_state<true, COLUMNS>(sums, nullptr, pair, column, values, memory, COLUMN_PITCH, nullptr, 1.0f);
+            scale_rows(sums, pair, own.to_end, power_of_two(future_exponent));
+            note_products(sums, pair, column, keys, crossings.future);
+            read_chunk<true>(sums, nullptr, pair, column, other_weights, other_exponents, queries, FEATURE_PITCH);
+            write(sums, dk, features, pair, column);
+        }
+        float sums[DOWN][COLUMNS_ACROSS][4] = {};
+        const int column = quarter() * COLUMNS_ACROSS * 8;
+        read_state<false, FEATURES>(sums, nullptr, pair, column, keys, memory, COLUMN_PITCH, nullptr, 1.0f);
+        scale_rows(sums, pair, own.to_end, power_of_two(future_exponent));
+        read_chunk<true>(sums, nullptr, pair, column, weights, exponents, gradients, COLUMN_PITCH);
+        write(sums, dv, v.width, pair, column);
+        pass(future, queries, gradients, own.from_start, own.over_all());
+        note_largest(future, maxima);
+    });
+    __syncthreads();
+    if (warp() == WARPS - 2 && count)
+        write_log_gradients(d_log, first, end, readings[(count + 1) % 2], crossings);
+    if (first == 0) future.transfer<false>(d_initial + head * size, features, v.width, v.width, 0);
+}
+#endif

@@ -1,0 +1,158 @@
+"""How decay_pipelined.cu is launched: macros, grids, and the memory it needs."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from lesson_code import _arguments
+from lesson_code.cupy import _arrays, _fading, _kernels
+from lesson_code.cupy._launches import CHUNK, THREADS, blocks, is_aligned, round_up, segments_of
+
+FILE = "decay_pipelined.cu"
+MAX_WIDTH = 128  # of queries and values: wider states would not fit the registers
+FORWARD, STATES, BACKWARD = "FORWARD", "STATES", "BACKWARD"
+
+
+def forward(q, k, v, log_decay, initial):
+    """Outputs (..., N, M) in the dtype of q, and the last state (..., D, M) in float32."""
+    parts = (x.shape[:-2] for x in (q, k, v, log_decay, initial))
+    one = _Scan.of(np.broadcast_shapes(*parts), k, v, log_decay)
+    out = _arrays.empty((*one.leading, one.N, one.M), _arguments.dtype_name(q), q)
+    last = _arrays.empty((*one.leading, one.D, one.M), "float32", q)
+    plan = one.plan(FORWARD)
+    states = one.states_of_segments(plan, k, v, initial)
+    one.run(plan, "forward_walk", (q, k, v, log_decay, out), (states, last))
+    return out, last
+
+
+def backward(grad, grad_last, q, k, v, log_decay, initial):
+    """Gradients of q, k, v, log_decay (..., N, 1) and the initial state.
+
+    All have the same leading dimensions.
+    """
+    one = _Scan.of(k.shape[:-2], k, v, log_decay)
+    plan = one.plan(BACKWARD)
+    gradients = [_arrays.empty(x.shape, _arguments.dtype_name(q), q) for x in (q, k, v)]
+    d_log = _arrays.empty((*one.leading, one.N, 1), "float32", q)
+    d_initial = _arrays.empty(initial.shape, "float32", q)
+    before = one.states_of_segments(plan, k, v, initial)
+    behind = one.states_of_segments(plan, q, grad, grad_last, backwards=True)
+    count = one.heads * -(-one.N // plan.chunk)
+    size = plan.features * plan.columns
+    images = _arrays.empty((count, size), _arguments.dtype_name(q), q)
+    exponents = _arrays.empty((count,), "int32", q)
+    one.states_walk(plan, k, v, before, None, None, images, exponents)
+    arguments = (*gradients, d_log, images, exponents, behind, d_initial)
+    one.run(plan, "backward_walk", (q, k, v, grad, log_decay), arguments)
+    return *gradients, d_log, d_initial
+
+
+class _Plan(NamedTuple):
+    """How a walk fits shared memory."""
+
+    kind: str
+    features: int
+    columns: int
+    chunk: int  # tokens
+    stages: int
+
+    @property
+    def shared_bytes(self) -> int:
+        bands, wide, high = self.chunk // 16, self.features + 8, self.columns + 8
+        tiles = {FORWARD: 2 * wide + high, STATES: wide + high, BACKWARD: 2 * wide + 2 * high}
+        weights = {FORWARD: 1, STATES: 0, BACKWARD: 2}[self.kind]
+        numbers = self.stages * self.chunk * tiles[self.kind]
+        numbers += weights * self.chunk * (self.chunk + 8)
+        numbers += self.features * high if weights else 0
+        floats = 2 * (5 * self.chunk + bands + bands * (16 * 24 + 16))  # Decays
+        if self.kind == BACKWARD:  # Readings, Crossings
+            floats += 2 * 33 * bands**2 + 8 * self.chunk + 8
+        return 2 * numbers + 4 * (floats + 8 + weights * bands**2)
+
+    def of(self, kind: str) -> "_Plan":
+        return self._replace(kind=kind)
+
+
+class _Scan(NamedTuple):
+    """A scan of heads, and what its launches have in common."""
+
+    leading: tuple
+    N: int
+    D: int
+    M: int
+    log_decay: object
+    like: object
+
+    @classmethod
+    def of(cls, leading, k, v, log_decay) -> "_Scan":
+        return cls(tuple(leading), *k.shape[-2:], v.shape[-1], log_decay, k)
+
+    @property
+    def heads(self) -> int:
+        return math.prod(self.leading)
+
+    def plan(self, kind: str) -> _Plan | None:
+        """None where the walk does not fit a multiprocessor."""
+        return plan(kind, self.D, self.M, _kernels.gpu(self.like))
+
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """Segments, and tokens of each."""
+        return segments_of(self.N, _kernels.gpu(self.like).processors // max(1, self.heads))
+
+    def macros(self, plan, aligned) -> dict:
+        return {
+            plan.kind: 1,
+            "TYPE": _arrays.c_type(self.like),
+            "LOG": _arrays.c_type(self.log_decay),
+            "FEATURES": plan.features,
+            "COLUMNS": plan.columns,
+            "ONES": 0,
+            "CHUNK": plan.chunk,
+            "STAGES": plan.stages,
+            "ALIGNED": int(aligned),
+        }
+
+    def run(self, plan, name, arrays, arguments, *more):
+        """One block for each segment."""
+        if not self.heads:
+            return
+        rows = [_arrays.rows(x, self.leading) for x in arrays]
+        segments, length = self.cuts
+        aligned = all(is_aligned(x) for x in rows if x.struct["width"] > 1)
+        macros = self.macros(plan, aligned)
+        sizes = (self.N, self.D, segments, length, *more)
+        grid, shared = self.heads * segments, {"shared_bytes": plan.shared_bytes}
+        _kernels.run(FILE, macros, name, grid, THREADS, *rows, *arguments, *sizes, **shared)
+
+    def states_walk(self, plan, k, v, before, sums, totals, images, exponents, backwards=False):
+        arguments = (before, sums, totals, images, exponents)
+        plan, more = plan.of(STATES), int(backwards)
+        self.run(plan, "states_walk", (k, v, self.log_decay), arguments, more)
+
+    def states_of_segments(self, plan, k, v, initial, backwards=False):
+        """The states before all segments; backwards, those behind them."""
+        segments, _ = self.cuts
+        initial = _fading.floats(initial, (*self.leading, self.D, self.M))
+        if segments == 1 or not self.heads:
+            return initial
+        states = _arrays.empty((self.heads, segments, self.D, self.M), "float32", k)
+        totals = _arrays.empty((self.heads, segments), "float32", k)
+        self.states_walk(plan, k, v, None, states, totals, None, None, backwards)
+        size, count = self.D * self.M, self.heads * self.D * self.M
+        arguments = (states, totals, initial, segments, size, int(backwards), np.int64(count))
+        macros = self.macros(plan.of(STATES), 1)
+        _kernels.run(FILE, macros, "states_of_segments", blocks(count, 256), 256, *arguments)
+        return states
+
+
+def plan(kind: str, D: int, M: int, gpu) -> _Plan | None:
+    if max(D, M) > MAX_WIDTH:
+        return None
+    features, columns = (64 if width <= 64 else 128 for width in (D, M))
+    for chunk, stages in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
+        found = _Plan(kind, features, columns, chunk, stages)
+        if found.shared_bytes <= gpu.shared_bytes:
+            return found
+    return None
