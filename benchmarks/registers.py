@@ -43,6 +43,7 @@ DTYPES = {
     "pipelined": (torch.float16, torch.bfloat16),
     "wkv": (torch.float32, torch.float16, torch.bfloat16),
     "decay": (torch.float32, torch.bfloat16),
+    "decay_pipelined": (torch.float16, torch.bfloat16),
     "delta": (torch.float32, torch.bfloat16),
 }
 WIDTHS = {
@@ -52,6 +53,7 @@ WIDTHS = {
     "pipelined": (64, 65, 128),  # wider ones are those of "tensor_core"
     "wkv": (64,),  # a thread has one channel, however many there are
     "decay": (64, 128, 256),
+    "decay_pipelined": (64, 128),
     "delta": (64, 128),
 }
 HEADS_AND_LENGTHS = ((8, 512), (256, 64))
@@ -85,13 +87,17 @@ def calls(kernel, dtype, width):
             lambda g=g: delta_scan(x, x, x, g[..., 0], g, device="cpu") for g in (g, g[..., :1])
         ]
 
-    def scan(H, N, decays, bonus):
+    def scan(H, N, decays, bonus, kernel):
         x = torch.zeros(H, N, width, dtype=dtype, requires_grad=True)
-        return decaying_scan(x, x, x, x[..., :decays], bonus, device="cpu")
+        return decaying_scan(x, x, x, x[..., :decays], bonus, kernel=kernel, device="cpu")
 
+    if kernel == "decay_pipelined":
+        return [
+            lambda H=H, N=N: scan(H, N, 1, None, "pipelined") for H, N in HEADS_AND_LENGTHS
+        ]
     if kernel == "decay":
         return [
-            lambda H=H, N=N, decays=decays, bonus=bonus: scan(H, N, decays, bonus)
+            lambda H=H, N=N, decays=decays, bonus=bonus: scan(H, N, decays, bonus, "chunked")
             for H, N in HEADS_AND_LENGTHS
             for decays in (1, width)
             for bonus in (None, torch.zeros(width))
@@ -149,8 +155,9 @@ def all_launches(architectures, kernels, widths=None):
 
 def fingerprint():
     """A number of the kernel files without comments and spaces, and of all launches."""
-    files = ("gpu.h", "rows.h", "linear.cu", "pipelined.cu", "wkv.cu", "decay.cu", "delta.cu")
-    texts = [re.sub(r"//.*|\s+", " ", _kernels.text(file)).split() for file in files]
+    headers = ("gpu.h", "rows.h", "tiles.h")
+    kernels = ("linear.cu", "pipelined.cu", "wkv.cu", "decay.cu", "decay_pipelined.cu", "delta.cu")
+    texts = [re.sub(r"//.*|\s+", " ", _kernels.text(file)).split() for file in headers + kernels]
     launched = all_launches(GPUS, DTYPES)
     return hashlib.sha256(repr((texts, launched, nvrtc.OPTIONS)).encode()).hexdigest()
 

@@ -9,7 +9,7 @@ from lesson_code.cupy._fading import AT_MOST_0
 from lesson_code.cupy.decay import backward, forward
 
 
-def decaying_scan(q, k, v, log_decay, bonus, state):
+def decaying_scan(q, k, v, log_decay, bonus, state, kernel):
     """(outputs, last state), both differentiable."""
     check_values("log_decay", log_decay, AT_MOST_0, OUTSIDE[AT_MOST_0])
     heads = () if bonus is None else bonus.shape[:-1]
@@ -18,15 +18,21 @@ def decaying_scan(q, k, v, log_decay, bonus, state):
     q, k, v, log_decay, state = (x.expand(*leading, *x.shape[-2:]) for x in arrays)
     if bonus is not None:
         bonus = bonus.float().expand(*leading, -1)
-    return _DecayingScan.apply(q, k, v, log_decay, bonus, state.float())
+    return _DecayingScan.apply(q, k, v, log_decay, bonus, state.float(), kernel)
 
 
 @torch.library.custom_op("lesson_code::decaying_scan", mutates_args=())
 def _scan(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor | None, state: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    bonus: Tensor | None,
+    state: Tensor,
+    kernel: str,
 ) -> tuple[Tensor, Tensor]:
     """`forward` of decay.py, of tensors that all have the same leading dimensions."""
-    return forward(q, k, v, log_decay, bonus, state)
+    return forward(q, k, v, log_decay, bonus, state, kernel)
 
 
 @torch.library.custom_op("lesson_code::decaying_scan_backward", mutates_args=())
@@ -39,10 +45,11 @@ def _scan_backward(
     log_decay: Tensor,
     bonus: Tensor | None,
     state: Tensor,
+    kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`backward` of decay.py."""
     *gradients, d_log, d_bonus, d_state = backward(
-        grad, grad_last, q, k, v, log_decay, bonus, state
+        grad, grad_last, q, k, v, log_decay, bonus, state, kernel
     )
     if log_decay.shape[-1] == 1:
         d_log = d_log.sum(dim=-1, keepdim=True).to(log_decay.dtype)
@@ -51,12 +58,12 @@ def _scan_backward(
 
 
 @_scan.register_fake
-def _(q, k, v, log_decay, bonus, state):
+def _(q, k, v, log_decay, bonus, state, kernel):
     return v.new_empty(v.shape), state.new_empty(state.shape)
 
 
 @_scan_backward.register_fake
-def _(grad, grad_last, q, k, v, log_decay, bonus, state):
+def _(grad, grad_last, q, k, v, log_decay, bonus, state, kernel):
     gradients = [x.new_empty(x.shape) for x in (q, k, v, log_decay)]
     d_bonus = _nothing(state) if bonus is None else bonus.new_empty(bonus.shape)
     return *gradients, d_bonus, state.new_empty(state.shape)
@@ -83,15 +90,16 @@ class _DecayingScan(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q, k, v, log_decay, bonus, state):
-        return _scan(q, k, v, log_decay, bonus, state)
+    def forward(q, k, v, log_decay, bonus, state, kernel):
+        return _scan(q, k, v, log_decay, bonus, state, kernel)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
+        *saved, ctx.kernel = inputs
+        ctx.save_for_backward(*saved)
 
     @staticmethod
     def backward(ctx, grad, grad_last):
         saved = ctx.saved_tensors  # once, as activation checkpointing demands
-        *gradients, d_bonus, d_state = _backward_once(grad, grad_last, *saved)
-        return *gradients, None if saved[4] is None else d_bonus, d_state
+        *gradients, d_bonus, d_state = _backward_once(grad, grad_last, *saved, ctx.kernel)
+        return *gradients, None if saved[4] is None else d_bonus, d_state, None

@@ -1,6 +1,7 @@
-"""Linear attention whose memory fades, on a GPU: RetNet, Mamba-2, GLA and RWKV-6 by one kernel.
+"""Linear attention whose memory fades, on a GPU: RetNet, Mamba-2, GLA and RWKV-6.
 
-The kernels are in ``decay.cu``; here is what surrounds them: checks, memory and launches.
+The kernels are in ``decay.cu``; here is what surrounds them: checks, memory and launches. Where one
+number is the decay of all channels, those of ``decay_pipelined.cu`` may take their place.
 """
 
 import math
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from lesson_code import _arguments
-from lesson_code.cupy import _arrays, _fading, _kernels
+from lesson_code.cupy import _arrays, _fading, _kernels, decay_pipelined
 from lesson_code.cupy._fading import LENGTH, THREADS, pitch
 from lesson_code.cupy._launches import blocks, round_up, segments_of
 from lesson_code.cupy.linear import check
+
+KERNELS = ("chunked", "pipelined")
 
 
 def decaying_scan(
@@ -24,6 +27,7 @@ def decaying_scan(
     *,
     initial_state: Any = None,
     return_state: bool = False,
+    kernel: str | None = None,
     device: str = "cuda",
 ) -> Any:
     r"""Linear attention whose memory decays, per head or per channel, by a CUDA kernel.
@@ -56,19 +60,30 @@ def decaying_scan(
     return_state : bool
         Return the state after the last token as well, (..., D, M) in float32, with the leading
         dimensions of k, v, log_decay and the initial state.
+    kernel : str, optional
+        "chunked" (chunks of 16 tokens, float32 arithmetic) or "pipelined" (chunks of 64 on the
+        tensor cores, with the next ones on their way meanwhile). The latter needs float16 or
+        bfloat16, a GPU of compute capability 8.0, one decay for all channels, no bonus, and D and M
+        of at most 128. None takes it where it can run and there are more than 16 tokens; by
+        `benchmarks/kernel_times.py` it is the faster one.
     device : str
         "cuda", or "cpu", which emulates the kernels.
 
     Notes
     -----
-    A block takes 16 tokens at a time: a masked product among them, and a state for what was before,
-    in float32. Decays are e to sums of logarithms, none of them above 0. Where heads are few the
+    In a chunk there is a masked product among its tokens, and a state for what was before, in
+    float32. Decays are e to sums of logarithms, none of them above 0. Where heads are few the
     sequence is cut into segments, which are computed at the same time.
 
+    "pipelined" rounds what it multiplies to the dtype of q, decays and all: weights of pairs, keys
+    on their way into the state, and states between chunks. In float16, weights and states are
+    scaled by powers of two, so that no state is too large.
+
     The backward pass computes the state before every 64th token again (on small GPUs, every 32nd or
-    16th), and keeps them while it runs: D M / 64 numbers a token. It can be differentiated once, in
-    reverse mode; where log_decay is -inf its gradient is 0. NaN reaches the outputs that depend on
-    it and no others.
+    16th), and keeps them while it runs: D M / 64 numbers a token, of 16 bits in "pipelined". It can
+    be differentiated once, in reverse mode; where log_decay is -inf its gradient is 0. NaN reaches
+    the outputs that depend on it and no other sequence; in "pipelined" it may reach earlier
+    positions of its chunk, and infinity may become NaN.
 
     References
     ----------
@@ -90,8 +105,10 @@ def decaying_scan(
     """
     leading = _check(q, k, v, log_decay, bonus, initial_state, device)
     _arguments.check_flags(return_state=return_state)
+    kernel = _check_kernel(kernel, q, v, log_decay, bonus)
     if return_state and 0 in q.shape[:-2] and 0 not in leading:  # no query, and yet a state
-        options: dict[str, Any] = {"initial_state": initial_state, "device": device}
+        options: dict[str, Any] = {"kernel": kernel, "device": device}
+        options["initial_state"] = initial_state
         out = decaying_scan(q, k, v, log_decay, bonus, **options)
         return out, decaying_scan(k, k, v, log_decay, return_state=True, **options)[1]
 
@@ -101,11 +118,11 @@ def decaying_scan(
     if _arrays.library(q) == "torch":
         from lesson_code.cupy import _torch_decay
 
-        out, last = _torch_decay.decaying_scan(q, k, v, log_decay, bonus, state)
+        out, last = _torch_decay.decaying_scan(q, k, v, log_decay, bonus, state, kernel)
     else:
         with _kernels.place(q):
             _fading.check_at_most_0(log_decay)
-            out, last = forward(q, k, v, log_decay, bonus, state)
+            out, last = forward(q, k, v, log_decay, bonus, state, kernel)
     if not return_state:
         return out
     return out, _fading.own_state(last, leading)
@@ -128,11 +145,39 @@ def _check(q, k, v, log_decay, bonus, initial_state, device) -> tuple:
     return _arguments.check_leading(**shapes)
 
 
+def _check_kernel(kernel, q, v, log_decay, bonus) -> str:
+    if kernel is not None and kernel not in KERNELS:
+        listed = ", ".join(map(repr, KERNELS))
+        raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")
+    lack = _pipelined_lacks(q, v, log_decay, bonus)
+    if kernel == "pipelined" and lack:
+        raise ValueError(f"kernel='pipelined' needs {lack}.")
+    if kernel is None:
+        return "chunked" if lack or q.shape[-2] <= LENGTH else "pipelined"
+    return kernel
+
+
+def _pipelined_lacks(q, v, log_decay, bonus) -> str:
+    """What the kernel "pipelined" needs and does not get; empty where it can run."""
+    gpu, D, M = _kernels.gpu(q), q.shape[-1], v.shape[-1]
+    if (dtype := _arguments.dtype_name(q)) == "float32":
+        return f"float16 or bfloat16, got {dtype}"
+    if gpu.capability < (8, 0):
+        return f"a GPU of compute capability 8.0, got {'.'.join(map(str, gpu.capability))}"
+    if log_decay.shape[-1] > 1 or bonus is not None:
+        return "one decay for all channels and no bonus"
+    if max(D, M) > decay_pipelined.MAX_WIDTH:
+        return f"queries and values at most {decay_pipelined.MAX_WIDTH} wide, got {D} and {M}"
+    return ""
+
+
 # ---- Launches. -----------------------------------------------------------------------------------
 
 
-def forward(q, k, v, log_decay, bonus, initial):
+def forward(q, k, v, log_decay, bonus, initial, kernel):
     """Outputs (..., N, M) in the dtype of q, and the last state (..., D, M) in float32."""
+    if kernel == "pipelined":
+        return decay_pipelined.forward(q, k, v, log_decay, initial)
     parts = [q.shape[:-2], k.shape[:-2], v.shape[:-2], log_decay.shape[:-2], initial.shape[:-2]]
     leading = np.broadcast_shapes(*parts, () if bonus is None else bonus.shape[:-1])
     macros = _macros(q, log_decay, bonus, k, v)
@@ -141,12 +186,17 @@ def forward(q, k, v, log_decay, bonus, initial):
     return _outputs(macros, leading, cuts, q, k, v, log_decay, bonus, states)
 
 
-def backward(grad, grad_last, q, k, v, log_decay, bonus, initial):
+def backward(grad, grad_last, q, k, v, log_decay, bonus, initial, kernel):
     """Gradients of q, k, v, log_decay, bonus (None without one) and the initial state.
 
     All have the same leading dimensions. Two gradients come in parts, to be summed: that of one
     decay for all channels as (..., N, blocks), that of a bonus as (..., segments, D).
     """
+    if kernel == "pipelined":
+        *gradients, d_log, d_initial = decay_pipelined.backward(
+            grad, grad_last, q, k, v, log_decay, initial
+        )
+        return *gradients, d_log, None, d_initial
     *heads, N, D = k.shape
     leading, M = tuple(heads), v.shape[-1]
     dtype, is_shared = _arguments.dtype_name(q), log_decay.shape[-1] == 1

@@ -9,16 +9,22 @@
 // the diagonal need no exponentials of their own. For those on it a table has all pairs of a band.
 //
 // A product of tiles knows no decays. They are multiplied in where numbers are in registers: into the scores before they
-// are rounded to 16 bits, into rows that have read the state, and into the keys that are on their way into it. One warp,
-// which has no tile of scores to make, prepares the decays of the next chunk meanwhile.
+// are rounded to 16 bits, into rows that have read the state, and into the keys that are on their way into it. Warps that
+// have no tiles of scores to make prepare the decays of the next chunk meanwhile.
 //
-// Backward, a state cannot be taken back: what has faded is gone. So `states_walk` goes through keys and values first,
+// Backward, a state cannot be taken back: what has faded is gone. So `fading_states` goes through keys and values first,
 // and writes down, in 16 bits, the state before each chunk.
 
 #include "tiles.h"
 
 constexpr int TOKENS = CHUNK / 32;  // of a chunk, for each lane of a warp
+#ifdef BACKWARD
+constexpr int PREPARING = 1;  // warps; one more has other things to do
+#else
+constexpr int PREPARING = TOKENS;
+#endif
 constexpr int TABLE_PITCH = 24, TABLE = 16 * TABLE_PITCH + 16;  // so that neighbors meet different banks
+constexpr float NOTHING = -1000.0f;  // the logarithm of a decay that is 0 in float32
 
 // The sum of what the neighbors before this one have, or those after it, of COUNT; `own` becomes that of all.
 template <int COUNT> __device__ __forceinline__ float sum_of_neighbors(float& own, bool after) {
@@ -31,90 +37,104 @@ template <int COUNT> __device__ __forceinline__ float sum_of_neighbors(float& ow
     return sum;
 }
 
+// The warp, if it is one of those that prepare the decays of a chunk, has tokens token_of(0), token_of(1), ... of it.
+__device__ __forceinline__ bool prepares() { return warp() >= WARPS - PREPARING; }
+__device__ __forceinline__ int token_of(int n) { return (n * PREPARING + warp() - (WARPS - PREPARING)) * 32 + lane(); }
+
 // The decays of a chunk.
-struct Decays {
+struct alignas(16) Decays {
     float logs[CHUNK];
-    float from_start[CHUNK], to_end[CHUNK];            // of the chunk, to a token and from it
-    float from_band_start[CHUNK], to_band_end[CHUNK];  // of its band
-    float bands[BANDS];                                // over a band
-    float table[BANDS][TABLE];  // from one token of a band (a column) to another (a row), 0 to those before
+    float from_band_start[CHUNK], to_band_end[CHUNK];  // to a token and from it, in its band
+    float bands[4];                                    // over a band
+    float table[BANDS][TABLE];  // from one token of a band (a column) to another (a row), 0 to those before it
 
     __device__ __forceinline__ float over(int band, int end) const {
         float product = 1.0f;
-        for (; band < end; band++) product *= bands[band];
+#pragma unroll
+        for (int b = 0; b < BANDS; b++) product *= b >= band && b < end ? bands[b] : 1.0f;
         return product;
     }
-    __device__ __forceinline__ float over_all() const { return from_start[CHUNK - 1]; }
+    __device__ __forceinline__ float over_all() const { return over(0, BANDS); }
 
-    // By one warp; a lane has tokens lane, lane + 32, ...
-    template <bool WITH_TABLE> __device__ __forceinline__ void prepare(const float (&own)[TOKENS]) {
+    template <bool WITH_TABLE> __device__ __forceinline__ void prepare(const float (&own)[TOKENS / PREPARING]) {
 #pragma unroll
-        for (int n = 0; n < TOKENS; n++) {
-            const int t = n * 32 + lane();
+        for (int n = 0; n < TOKENS / PREPARING; n++) {
+            const int t = token_of(n), band = t / 16;
             float all = own[n], same = own[n];
             const float until = sum_of_neighbors<16>(all, false) + own[n];
             logs[t] = own[n];
             from_band_start[t] = expf(until);
             to_band_end[t] = expf(sum_of_neighbors<16>(same, true));
-            if (t % 16 == 15) bands[t / 16] = expf(until);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int n = 0; n < TOKENS; n++) {
-            const int t = n * 32 + lane(), band = t / 16;
-            from_start[t] = over(0, band) * from_band_start[t];
-            to_end[t] = over(band + 1, BANDS) * to_band_end[t];
+            if (t % 16 == 15) bands[band] = expf(until);
+            __syncwarp();
             float log = 0.0f;
 #pragma unroll
-            for (int i = 0; WITH_TABLE && i < 16; i++) {
-                log += i > t % 16 ? logs[band * 16 + i] : 0.0f;
-                table[band][i * TABLE_PITCH + t % 16] = i >= t % 16 ? expf(log) : 0.0f;
+            for (int i = 0; WITH_TABLE && i < 16; i += 4) {
+                const float4 some = *reinterpret_cast<const float4*>(logs + band * 16 + i);
+                const float four[4] = {some.x, some.y, some.z, some.w};
+#pragma unroll
+                for (int x = 0; x < 4; x++) {
+                    log += i + x > t % 16 ? four[x] : 0.0f;
+                    table[band][(i + x) * TABLE_PITCH + t % 16] = expf(i + x >= t % 16 ? log : NOTHING);
+                }
             }
         }
     }
 
-    // What is left of the keys of a tile from column 16 j + 8 n on, for two neighboring entries from e on.
-    __device__ __forceinline__ float2 between(int i, int j, int n, int e) const {
-        const int row = tile_row(e), column = n % 2 * 8 + tile_column(e);
-        j += n / 2;
-        if (j == i) return *reinterpret_cast<const float2*>(table[i] + row * TABLE_PITCH + column);
-        const float2 keys = *reinterpret_cast<const float2*>(to_band_end + j * 16 + column);
-        const float query = over(j + 1, i) * from_band_start[i * 16 + row];
-        return {query * keys.x, query * keys.y};
+    // Calls `work` for each entry of COUNT tiles from tile j of band i on, with what is left of the key of its column
+    // when the query of its row reads: 0 where that comes before.
+    template <int COUNT, typename Work> __device__ __forceinline__ void each(int i, int j, Work work) const {
+#pragma unroll
+        for (int n = 0; n < 2 * COUNT; n++) {
+            const int tile = j + n / 2, column = n % 2 * 8 + tile_column(0);
+            const float passed = over(tile + 1, i);
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const int row = tile_row(e);
+                const float* keys = tile == i ? table[i] + row * TABLE_PITCH : to_band_end + tile * 16;
+                const float query = tile == i ? 1.0f : passed * from_band_start[i * 16 + row];
+                const float2 pair = *reinterpret_cast<const float2*>(keys + column);
+                const bool first = tile == i && column > row, second = tile == i && column + 1 > row;
+                work(n, e, first, query * pair.x), work(n, e + 1, second, query * pair.y);
+            }
+        }
     }
 };
 
 // The logarithms of a chunk, asked for while the one before is prepared.
 struct Logs {
-    float own[TOKENS];
+    float own[TOKENS / PREPARING];
     __device__ __forceinline__ void ask(const Rows<const LOG>& log_decay, int start, int first, int end) {
 #pragma unroll
-        for (int n = 0; n < TOKENS; n++) {
-            const int t = start + n * 32 + lane();
+        for (int n = 0; n < TOKENS / PREPARING; n++) {
+            const int t = start + token_of(n);
             own[n] = t >= first && t < end ? log_decay.number(t, 0) : 0.0f;
         }
     }
 };
-__device__ __forceinline__ bool prepares() { return warp() == WARPS - 1; }
 
-// Keys of 16 tokens on their way into a state, each times a number of its token.
-struct Faded {
-    const float* decays;
+// Keys of 16 tokens on their way into a state, each times what is left of it at the end of the chunk; or queries into
+// the gradient of one, by what is left at the start.
+template <bool TO_END> struct Faded {
+    const Decays& decays;
     __device__ __forceinline__ void operator()(unsigned (&a)[4], int t0) const {
+        const float* own = (TO_END ? decays.to_band_end : decays.from_band_start) + t0 + lane() % 4 * 2;
+        const float others = TO_END ? decays.over(t0 / 16 + 1, BANDS) : decays.over(0, t0 / 16);
 #pragma unroll
         for (int i = 0; i < 4; i++) {  // two tokens of two features
-            const float2 pair = *reinterpret_cast<const float2*>(decays + t0 + i / 2 * 8 + lane() % 4 * 2);
+            const float2 pair = *reinterpret_cast<const float2*>(own + i / 2 * 8);
             const TYPE low = {static_cast<unsigned short>(a[i])}, high = {static_cast<unsigned short>(a[i] >> 16)};
-            a[i] = pack<TYPE>(to_float(low) * pair.x, to_float(high) * pair.y);
+            a[i] = pack<TYPE>(to_float(low) * (others * pair.x), to_float(high) * (others * pair.y));
         }
     }
 };
 
 // The memory after a chunk.
-__device__ __forceinline__ void pass(State& state, const TYPE* keys, const TYPE* values, const float* decays, float all) {
+template <bool TO_END>
+__device__ __forceinline__ void pass(State& state, const TYPE* keys, const TYPE* values, const Decays& decays) {
 #pragma unroll
-    for (int b = 0; b < STATE_DOWN; b++) scale(state.numbers[b], all);
-    state.add(keys, values, Faded{decays}, false, Ones());
+    for (int b = 0; b < STATE_DOWN; b++) scale(state.numbers[b], decays.over_all());
+    state.add(keys, values, Faded<TO_END>{decays}, false, Ones());
 }
 
 // A state is shared in 16 bits, divided by the power of two that the largest of it asks for.
@@ -129,16 +149,19 @@ __device__ __forceinline__ int exponent_of_all(const float* maxima) {
     return SCALED ? exponent_for(largest) : 0;
 }
 
-// Rows of a pair of bands, each times a number of its token.
-template <int ACROSS>
-__device__ __forceinline__ void scale_rows(float (&sums)[DOWN][ACROSS][4], int pair, const float* numbers, float factor) {
+// Rows of a pair of bands, each times what is left at its token of the chunk's start; or of it at the chunk's end.
+template <bool TO_END, int ACROSS>
+__device__ __forceinline__ void fade_rows(float (&sums)[DOWN][ACROSS][4], int pair, const Decays& decays, float factor) {
 #pragma unroll
-    for (int d = 0; d < DOWN; d++)
+    for (int d = 0; d < DOWN; d++) {
+        const int i = band(pair, d);
+        const float others = (TO_END ? decays.over(i + 1, BANDS) : decays.over(0, i)) * factor;
         for (int e = 0; e < 4; e += 2) {
-            const float own = numbers[band(pair, d) * 16 + tile_row(e)] * factor;
+            const float own = others * (TO_END ? decays.to_band_end : decays.from_band_start)[i * 16 + tile_row(e)];
 #pragma unroll
             for (int n = 0; n < ACROSS; n++) sums[d][n][e] *= own, sums[d][n][e + 1] *= own;
         }
+    }
 }
 
 #ifdef FORWARD
@@ -146,7 +169,7 @@ constexpr int STAGE = CHUNK * (2 * FEATURE_PITCH + COLUMN_PITCH);  // numbers: q
 
 // Outputs of [first, first + length) of a head, from the state before; the last segment writes the state behind it.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-forward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay, Rows<TYPE> out,
+fading_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay, Rows<TYPE> out,
              const float* before, float* last, int N, int features, int segments, int length) {
     dynamic_shared_memory(shared);
     TYPE* const stages = reinterpret_cast<TYPE*>(shared);
@@ -188,12 +211,9 @@ forward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<co
                 constexpr int COUNT = decltype(count)::value;
                 float scores[1][2 * COUNT][4] = {};
                 make_scores<FEATURES, COUNT>(scores, band, j, queries, keys);
-                for (int n = 0; n < 2 * COUNT; n++)
-                    for (int e = 0; e < 4; e++) {
-                        const float2 left = own.between(band, j, n, e & 2);
-                        scores[0][n][e] = score_column(j, n, e) > score_row(band, e) ? 0.0f
-                                        : scores[0][n][e] * (e % 2 ? left.y : left.x);
-                    }
+                own.each<COUNT>(band, j, [&](int n, int e, bool is_before, float left) {
+                    scores[0][n][e] = is_before ? 0.0f : scores[0][n][e] * left;
+                });
                 write_tiles<COUNT>(scores, band, j, weights, exponents);
             });
         else if (prepares()) {
@@ -205,11 +225,11 @@ forward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<co
         float output[DOWN][COLUMNS_ACROSS][4] = {};
         const int pair = warp() / 4, column = quarter() * COLUMNS_ACROSS * 8;
         read_state<false, FEATURES>(output, nullptr, pair, column, queries, memory, COLUMN_PITCH, nullptr, 1.0f);
-        scale_rows(output, pair, own.from_start, power_of_two(exponent));
+        fade_rows<false>(output, pair, own, power_of_two(exponent));
         read_chunk<false>(output, nullptr, pair, column, weights, exponents, values, COLUMN_PITCH);
 #pragma unroll
         for (int d = 0; d < DOWN; d++) store_rows(output[d], out, start + band(pair, d) * 16, end, column);
-        pass(state, keys, values, own.to_end, own.over_all());
+        pass<true>(state, keys, values, own);
         note_largest(state, maxima);
     });
     if (segment == segments - 1) state.transfer<false>(last + head * size, features, v.width, v.width, 0);
@@ -223,7 +243,7 @@ constexpr int STAGE = CHUNK * (FEATURE_PITCH + COLUMN_PITCH);  // numbers: keys,
 // each chunk, as the backward walk multiplies by it. Backwards, k and v are queries and gradients, and the memory is
 // the gradient of the other one.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-states_walk(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay, const float* before, float* sums,
+fading_states(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay, const float* before, float* sums,
             float* totals, TYPE* images, int* exponents, int N, int features, int segments, int length, int backwards) {
     dynamic_shared_memory(shared);
     TYPE* const stages = reinterpret_cast<TYPE*>(shared);
@@ -270,7 +290,8 @@ states_walk(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay, c
             logs.ask(log_decay, start_of(i + 2), first, end);
         }
         left *= own.over_all();
-        pass(state, keys, values, backwards ? own.from_start : own.to_end, own.over_all());
+        if (backwards) pass<false>(state, keys, values, own);
+        else pass<true>(state, keys, values, own);
         if (SCALED && images) {
             __syncthreads();  // the maxima are read
             note_largest(state, maxima);
@@ -283,7 +304,7 @@ states_walk(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay, c
 // The memory before each segment in the place of what the segment adds; backwards, that behind it. A thread has one
 // number of it.
 extern "C" __global__ void __launch_bounds__(THREADS)
-states_of_segments(float* states, const float* totals, const float* initial, int segments, int size, int backwards,
+fading_segments(float* states, const float* totals, const float* initial, int segments, int size, int backwards,
                    long long count) {
     const long long i = blockIdx.x * (long long)THREADS + threadIdx.x;
     if (i >= count) return;
@@ -318,7 +339,7 @@ constexpr int WEIGHTS = CHUNK * WEIGHT_PITCH;
 struct Readings {
     float rows[BANDS][BANDS][16], columns[BANDS][BANDS][16], all[BANDS][BANDS];
 
-    __device__ __forceinline__ void write(int i, int j, const float (&read)[2][4]) {
+    __device__ __forceinline__ void write(int i, int j, const float (*read)[4]) {
         float row_sums[2] = {}, total = 0.0f;
         if (i == j) {  // of each column the sums from a row on, if the token of that row is behind the column's
             float below[2] = {};
@@ -437,7 +458,7 @@ struct Image {
 // Gradients for [first, first + length) of a head, from its last chunk to its first, from G behind it. The same part of
 // shared memory has first S, for dq, and then G.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-backward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<const TYPE> g, Rows<const LOG> log_decay,
+fading_backward(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<const TYPE> g, Rows<const LOG> log_decay,
               TYPE* dq, TYPE* dk, TYPE* dv, float* d_log, const TYPE* images, const int* image_exponents,
               const float* behind, float* d_initial, int N, int features, int segments, int length) {
     dynamic_shared_memory(shared);
@@ -489,21 +510,15 @@ backward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<c
                 float scores[1][2 * COUNT][4] = {}, others[1][2 * COUNT][4] = {};
                 make_scores<FEATURES, COUNT>(scores, band, j, queries, keys);
                 make_scores<COLUMNS, COUNT>(others, band, j, gradients, values);
+                float read[2 * COUNT][4];
+                own.each<COUNT>(band, j, [&](int n, int e, bool is_before, float left) {
+                    float &score = scores[0][n][e], &other = others[0][n][e];
+                    other = is_before ? 0.0f : other * left;
+                    read[n][e] = is_before ? 0.0f : score * other;
+                    score = is_before ? 0.0f : score * left;
+                });
 #pragma unroll
-                for (int tile = 0; tile < COUNT; tile++) {
-                    float read[2][4];
-                    for (int n = 0; n < 2; n++)
-                        for (int e = 0; e < 4; e++) {
-                            float &score = scores[0][2 * tile + n][e], &other = others[0][2 * tile + n][e];
-                            const float2 pair = own.between(band, j, 2 * tile + n, e & 2);
-                            const float left = e % 2 ? pair.y : pair.x;
-                            const bool is_later = score_column(j, 2 * tile + n, e) > score_row(band, e);
-                            const float raw = score;
-                            score = is_later ? 0.0f : score * left, other = is_later ? 0.0f : other * left;
-                            read[n][e] = is_later ? 0.0f : raw * other;
-                        }
-                    readings[i % 2].write(band, j + tile, read);
-                }
+                for (int tile = 0; tile < COUNT; tile++) readings[i % 2].write(band, j + tile, read + 2 * tile);
                 write_tiles<COUNT>(scores, band, j, weights, exponents);
                 write_tiles<COUNT>(others, band, j, other_weights, other_exponents);
             });
@@ -534,7 +549,7 @@ backward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<c
             float sums[DOWN][FEATURES_ACROSS][4] = {};
             const int column = quarter() * FEATURES_ACROSS * 8;
             read_state<true, COLUMNS>(sums, nullptr, pair, column, gradients, memory, COLUMN_PITCH, nullptr, 1.0f);
-            scale_rows(sums, pair, own.from_start, power_of_two(past_exponent));
+            fade_rows<false>(sums, pair, own, power_of_two(past_exponent));
             note_products(sums, pair, column, queries, crossings.past);
             read_chunk<false>(sums, nullptr, pair, column, other_weights, other_exponents, keys, FEATURE_PITCH);
             write(sums, dq, features, pair, column);
@@ -546,7 +561,7 @@ backward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<c
             float sums[DOWN][FEATURES_ACROSS][4] = {};
             const int column = quarter() * FEATURES_ACROSS * 8;
             read_state<true, COLUMNS>(sums, nullptr, pair, column, values, memory, COLUMN_PITCH, nullptr, 1.0f);
-            scale_rows(sums, pair, own.to_end, power_of_two(future_exponent));
+            fade_rows<true>(sums, pair, own, power_of_two(future_exponent));
             note_products(sums, pair, column, keys, crossings.future);
             read_chunk<true>(sums, nullptr, pair, column, other_weights, other_exponents, queries, FEATURE_PITCH);
             write(sums, dk, features, pair, column);
@@ -554,10 +569,10 @@ backward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<c
         float sums[DOWN][COLUMNS_ACROSS][4] = {};
         const int column = quarter() * COLUMNS_ACROSS * 8;
         read_state<false, FEATURES>(sums, nullptr, pair, column, keys, memory, COLUMN_PITCH, nullptr, 1.0f);
-        scale_rows(sums, pair, own.to_end, power_of_two(future_exponent));
+        fade_rows<true>(sums, pair, own, power_of_two(future_exponent));
         read_chunk<true>(sums, nullptr, pair, column, weights, exponents, gradients, COLUMN_PITCH);
         write(sums, dv, v.width, pair, column);
-        pass(future, queries, gradients, own.from_start, own.over_all());
+        pass<false>(future, queries, gradients, own);
         note_largest(future, maxima);
     });
     __syncthreads();

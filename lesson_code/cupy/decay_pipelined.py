@@ -22,7 +22,7 @@ def forward(q, k, v, log_decay, initial):
     last = _arrays.empty((*one.leading, one.D, one.M), "float32", q)
     plan = one.plan(FORWARD)
     states = one.states_of_segments(plan, k, v, initial)
-    one.run(plan, "forward_walk", (q, k, v, log_decay, out), (states, last))
+    one.run(plan, "fading_walk", (q, k, v, log_decay, out), (states, last))
     return out, last
 
 
@@ -44,7 +44,7 @@ def backward(grad, grad_last, q, k, v, log_decay, initial):
     exponents = _arrays.empty((count,), "int32", q)
     one.states_walk(plan, k, v, before, None, None, images, exponents)
     arguments = (*gradients, d_log, images, exponents, behind, d_initial)
-    one.run(plan, "backward_walk", (q, k, v, grad, log_decay), arguments)
+    one.run(plan, "fading_backward", (q, k, v, grad, log_decay), arguments)
     return *gradients, d_log, d_initial
 
 
@@ -65,7 +65,7 @@ class _Plan(NamedTuple):
         numbers = self.stages * self.chunk * tiles[self.kind]
         numbers += weights * self.chunk * (self.chunk + 8)
         numbers += self.features * high if weights else 0
-        floats = 2 * (5 * self.chunk + bands + bands * (16 * 24 + 16))  # Decays
+        floats = 2 * (3 * self.chunk + 4 + bands * (16 * 24 + 16))  # Decays
         if self.kind == BACKWARD:  # Readings, Crossings
             floats += 2 * 33 * bands**2 + 8 * self.chunk + 8
         return 2 * numbers + 4 * (floats + 8 + weights * bands**2)
@@ -129,7 +129,7 @@ class _Scan(NamedTuple):
     def states_walk(self, plan, k, v, before, sums, totals, images, exponents, backwards=False):
         arguments = (before, sums, totals, images, exponents)
         plan, more = plan.of(STATES), int(backwards)
-        self.run(plan, "states_walk", (k, v, self.log_decay), arguments, more)
+        self.run(plan, "fading_states", (k, v, self.log_decay), arguments, more)
 
     def states_of_segments(self, plan, k, v, initial, backwards=False):
         """The states before all segments; backwards, those behind them."""
@@ -143,7 +143,7 @@ class _Scan(NamedTuple):
         size, count = self.D * self.M, self.heads * self.D * self.M
         arguments = (states, totals, initial, segments, size, int(backwards), np.int64(count))
         macros = self.macros(plan.of(STATES), 1)
-        _kernels.run(FILE, macros, "states_of_segments", blocks(count, 256), 256, *arguments)
+        _kernels.run(FILE, macros, "fading_segments", blocks(count, 256), 256, *arguments)
         return states
 
 
