@@ -538,7 +538,7 @@ def test_corrections_use_twice_the_memory_and_sums_and_decays_hardly_do() -> Non
         return recalled(name, 1)[:, -1].mean() - recalled(name)[:, -1].mean()
 
     for name in ("DeltaNet", "DeltaProduct", "KDA"):
-        assert gain(name) > 0.25
+        assert gain(name) > 0.2
     for name in ("linear (elu + 1)", "linear (Taylor)", "RetNet", "GLA"):
         assert 0 < gain(name) < 0.1
     assert recalled("Mamba-3", 1)[:, -1].max() < recalled("Mamba-3")[:, -1].min()
