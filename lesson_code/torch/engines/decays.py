@@ -31,7 +31,7 @@ from lesson_code.torch.engines.segments import add_product
 Rows = list[tuple[Tensor, bool]]
 Met = tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]
 
-BLOCK = 8  # positions whose products by channel are formed one by one
+BLOCK = 4  # positions whose products by channel are formed one by one
 
 
 def decays(g: Tensor, kept: Tensor | None = None) -> "Shared | PerChannel":
