@@ -40,7 +40,7 @@ def by_segments(
     for pieces in zip(*(x.split(sizes, dim=1) for x in flat), strict=True):
         out, state = run(operator, *pieces, state, min(chunk_size, pieces[0].shape[1]))
         outputs.append(out)
-    out = torch.cat(outputs, dim=1)
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)  # without a copy
     return out.reshape(*leading, N, out.shape[-1]), state.reshape(S.shape)
 
 
