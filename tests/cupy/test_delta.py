@@ -322,8 +322,9 @@ def test_a_barrier_that_is_missing_is_caught(leave_out, number):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is installed on Linux only")
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_100"])
 def test_it_compiles_for_gpus_without_a_spill(architecture):
+    """Float16 beside decays in float32; all else is in registers.json, see test_nvrtc.py."""
     from lesson_code.cupy import nvrtc
 
     x, gates = np.zeros((1, 128), np.float16), np.zeros((1, 1), np.float32)
