@@ -52,7 +52,7 @@ SMALL = {
     "readers": ["--readers", "1", "3", "--tokens", "5", "--repeats", "1"],
     "real_models": ["--models", "Qwen3Next", "--length", "70", "--width", "64", "--head", "16"]
     + ["--repeats", "1"],
-    "registers": ["--architectures", "sm_80", "--kernels", "chunked", "--widths", "64"],
+    "registers": ["--architectures", "sm_80", "--kernels", "wkv", "--widths", "64"],
     "scans": ["--lengths", "64", "128", "--repeats", "1"],
     "regression": ["--quick"],
     "stalls": ["--kernels", "chunked"],
