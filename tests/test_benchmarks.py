@@ -245,13 +245,13 @@ def without_seconds(result: dict) -> list[dict]:
 
 def test_rows_of_another_machine_are_kept_with_its_name(tmp_path: Path) -> None:
     output = tmp_path / "lookup.json"
-    result = train("lookup", output, expect="0 runs done, 6 left")
+    result = train("lookup", output, expect="0 runs done, 7 left")
     [here], kept = result["machine"], result["rows"][:-1]
     there = here | {"device": "another"}
     output.write_text(json.dumps(result | {"machine": [there], "rows": kept}), encoding="utf-8")
-    again = train("lookup", output, expect="5 runs done, 1 left")
+    again = train("lookup", output, expect="6 runs done, 1 left")
     assert again["machine"] == [there, here]
-    assert [row["machine"] for row in again["rows"]] == [0] * 5 + [1]
+    assert [row["machine"] for row in again["rows"]] == [0] * 6 + [1]
 
 
 def test_every_script_is_tried() -> None:
@@ -319,9 +319,9 @@ def test_a_conversion_goes_on_from_the_softmax_model_of_its_seed(tmp_path: Path)
 def test_notes_are_trained_again_where_they_are_missing(tmp_path: Path) -> None:
     """The step size is chosen first; the seed that chooses it is in no other run."""
     output = tmp_path / "overwriting.json"
-    result = train("overwriting", output, expect="0 runs done, 36 left")
+    result = train("overwriting", output, expect="0 runs done, 40 left")
     settings, rows = result["settings"], result["rows"]
-    assert [row["seed"] == settings["choosing"] for row in rows] == [True] * 16 + [False] * 20
+    assert [row["seed"] == settings["choosing"] for row in rows] == [True] * 18 + [False] * 22
     sizes = [row["parameters"] for row in rows if row["keys"] == 8]
     assert max(sizes) <= 1.01 * min(sizes)
 
@@ -859,3 +859,49 @@ def test_a_row_maximum_loses_recent_facts_whatever_its_factor() -> None:
     for way in ("window, row maximum", "window, free factor"):
         assert (converted(way, -1, "right") < converted("window", -1, "right") - 0.07).all()
         assert (converted(way, -1, "recall")[:, 0] < window - 0.1).all()
+
+
+def looked_up(mixer: str, people: int) -> float:
+    """The mean share of right answers, with the better step size."""
+    rows = [
+        row
+        for row in results.load("lookup")["rows"]
+        if (row["mixer"], row["keys"]) == (mixer, people)
+    ]
+    rate = script("harness").best_rate(rows, lambda row: row["loss_to_choose_by"])
+    return np.mean([row["right"] for row in rows if row["rate"] == rate])
+
+
+@pytest.mark.parametrize("people", [8, 16, 32])
+def test_fast_clocks_lose_a_name_and_slow_ones_do_not(people: int) -> None:
+    fast, slow, none = (
+        looked_up(mixer, people) for mixer in ("RWKV-4", "RWKV-4, slow clocks", "WKV, no decay")
+    )
+    assert slow > fast + 0.15
+    assert abs(slow - none) < 0.03
+
+
+def test_a_decay_that_fits_does_not_reach_the_delta_rule() -> None:
+    late = {
+        name: [
+            row["late"]
+            for row in results.load("overwriting")["rows"]
+            if (row["mixer"], row["keys"], row["steps"]) == (name, 64, 600) and row["seed"] < 100
+        ]
+        for name in ("decay", "fitted decay", "delta")
+    }
+    assert np.mean(late["decay"]) < np.mean(late["fitted decay"])
+    assert max(late["fitted decay"]) + 0.2 < min(late["delta"])
+
+
+@pytest.mark.parametrize(("task", "learned"), [("parity", 5), ("swaps", 4)])
+def test_a_bare_layer_learns_to_follow_with_a_decay_too(task: str, learned: int) -> None:
+    found = results.load("tracking")
+    first = found["settings"]["moves"] // found["settings"]["bin"]
+    right = [
+        min(row["accuracy"][:first])
+        for row in found["rows"]
+        if (row["task"], row["layer"]) == (task, "delta with a decay")
+        and row["seed"] in found["settings"]["seeds"]
+    ]
+    assert sum(share > 0.99 for share in right) == learned
