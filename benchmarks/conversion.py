@@ -12,7 +12,8 @@ layer can look a fact up. Each seed trains such a model, and every way converts 
 
     softmax, all           not converted, but trained on for as many steps
     elu + 1, Taylor        put in the place of softmax; then all parameters train, with elu + 1
-    T2R                    relu(W x + b), trained with all other parameters
+    T2R                    relu(W x + b), trained with all other parameters; twice as many features
+                           as a head is wide, and as many, which is as many as elu + 1 has
     weights, outputs       Hedgehog's map, trained alone to match attention weights or the outputs
                            of the layer; then all parameters, or low-rank changes of the
                            four projections
@@ -93,6 +94,7 @@ WAYS = {
     "elu + 1": ("elu + 1", "", ["all", "all"]),
     "Taylor": ("Taylor", "", []),
     "T2R": ("relu", "", ["all", "all"]),
+    "T2R, 16 features": ("narrow relu", "", ["all", "all"]),
     "weights, all": ("hedgehog", "", ["weights", "all"]),
     "weights, low rank": ("hedgehog", "", ["weights", "low rank"]),
     "outputs, all": ("hedgehog", "", ["outputs", "all"]),
@@ -135,9 +137,10 @@ class Attention(nn.Module):
         D = settings["width"] // H
         if kind == "Taylor":
             self.taylor = lt.taylor(D)
-        if kind == "relu":
-            self.W = nn.Parameter(torch.randn(H, 2 * D, D) / D**0.5)
-            self.b = nn.Parameter(torch.zeros(H, 2 * D))
+        if "relu" in kind:
+            C = D if kind == "narrow relu" else 2 * D
+            self.W = nn.Parameter(torch.randn(H, C, D) / D**0.5)
+            self.b = nn.Parameter(torch.zeros(H, C))
         if kind == "hedgehog":
             self.W = nn.Parameter(0.5 * torch.eye(D).repeat(H, 1, 1))
             self.b = nn.Parameter(torch.zeros(H, D))
@@ -151,7 +154,7 @@ class Attention(nn.Module):
         if self.kind == "hedgehog":
             y = lt.hedgehog(x.shape[-1], weight=self.W, bias=self.b)(x)
             return y / y.shape[-1] ** 0.5 if self.beside else y  # without a window it cancels
-        if self.kind == "relu":
+        if "relu" in self.kind:
             return relu(x @ self.W.mT + self.b[:, None])
         return lt.elu_plus_one(x) if self.kind == "elu + 1" else self.taylor(x)
 

@@ -48,6 +48,7 @@ SETTINGS = {
     "seeds": [0, 1, 2],
     "asked": 512,  # sequences that a model is asked about
 }
+CHOOSING = 3  # the seed that chooses the rate, whatever seeds are added to those that count
 QUICK = {"length": 24, "steps": 2, "rates": [1e-2], "seeds": [0], "asked": 16}
 TASKS = {"one": 1, "four": 4}  # speakers
 RULES = ["decay", "decay per channel", "delta", "gated delta", "KDA", "RWKV-7"]
@@ -226,20 +227,16 @@ def run(task, rule, rate, seed, settings):
     return {"parameters": mixers.count(model), "right": by_kind, "right_of_all": total}
 
 
-def trial_seed(settings):
-    return max(settings["seeds"]) + 1
-
-
 def trials(settings):
-    seed = trial_seed(settings)
-    return [(task, rule, r, seed) for r in settings["rates"] for rule in RULES for task in TASKS]
+    rates = settings["rates"]
+    return [(task, rule, r, CHOOSING) for r in rates for rule in RULES for task in TASKS]
 
 
 def runs(rows, settings):
     """At the best rate of the trials, seed by seed."""
 
     def rate(task, rule):
-        trial = {"task": task, "rule": rule, "seed": trial_seed(settings)}
+        trial = {"task": task, "rule": rule, "seed": CHOOSING}
         return harness.best_rate(rows, lambda row: -row["right_of_all"], **trial)
 
     best = [(task, rule, rate(task, rule)) for task in TASKS for rule in RULES]

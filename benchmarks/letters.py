@@ -26,10 +26,9 @@ a quarter of an hour.
 
 import harness
 import torch
-from mixers import count, small_shift, square_states, wide_keys
+from mixers import count, fitted_decay, small_shift, square_states, wide_keys
 from torch import nn
 from torch.nn.functional import cross_entropy, logsigmoid, rms_norm
-from torch.nn.utils import parametrize
 
 import lesson_code.torch as lt
 from lesson_code.torch.modules.gated import GATE_ROOT
@@ -94,25 +93,6 @@ class Block(nn.Module):
         x = x + self.mixer(self.norms[0](x))
         x = x + self.feed_forward(self.norms[1](x))
         return self.head(self.norms[2](x))
-
-
-class Share(nn.Module):
-    """Any number as a share between 0 and 1."""
-
-    def forward(self, x):
-        return x.sigmoid()
-
-    def right_inverse(self, share):
-        return share.logit()
-
-
-def fitted_decay(width, num_heads):
-    """Retention whose decays are learned, from memories of 8 and 64 tokens on."""
-    layer = lt.Retention(width, num_heads)
-    del layer.forgetting
-    layer.forgetting = nn.Parameter(2.0 ** -torch.tensor([3.0, 6.0]))
-    parametrize.register_parametrization(layer, "forgetting", Share())
-    return layer
 
 
 MIXERS = {

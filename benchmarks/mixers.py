@@ -20,6 +20,7 @@ normalizers, last tokens and tails of convolutions included.
 import torch
 from torch import nn
 from torch.nn.functional import pad
+from torch.nn.utils import parametrize
 
 import lesson_code.torch as lt
 from lesson_code.torch.modules._parts import ShortConvolution
@@ -60,6 +61,25 @@ def small_ranks(width, num_heads):
     for part in (layer.decay, layer.rate, layer.gate):
         part.down = nn.Parameter(part.down.data[:, :RANK].clone())
         part.up = nn.Parameter(part.up.data[:RANK].clone())
+    return layer
+
+
+class Share(nn.Module):
+    """Any number as a share between 0 and 1."""
+
+    def forward(self, x):
+        return x.sigmoid()
+
+    def right_inverse(self, share):
+        return share.logit()
+
+
+def fitted_decay(width, num_heads):
+    """Retention whose decays are learned, from memories of 8 and 64 tokens on."""
+    layer = lt.Retention(width, num_heads)
+    del layer.forgetting
+    layer.forgetting = nn.Parameter(2.0 ** -torch.tensor([3.0, 6.0]))
+    parametrize.register_parametrization(layer, "forgetting", Share())
     return layer
 
 

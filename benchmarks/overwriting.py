@@ -14,8 +14,8 @@ up to 16 keys can have a channel of their own in both heads, up to 32 in one of 
 All models are one block, a mixer and a feed-forward sublayer as wide as makes the blocks equally
 large, over an embedding that is the sum of one for the key and one for the value (or the question).
 All memories are two heads of 16 by 16 numbers, those of the plain sum with a normalizer of 16 more:
-the mixers are those of `mixers.py`. Short convolutions begin as the identity, as a note is a single
-token.
+the mixers are those of `mixers.py`; "fitted decay" is retention that learns its two decays. Short
+convolutions begin as the identity, as a note is a single token.
 
 The step size of each mixer is one for all numbers of keys: the one of three with the smallest sum
 of the losses at 8 keys and at 64, for a seed that is not used again. (A fourth, 0.1, was the worst
@@ -24,8 +24,8 @@ models with gates alone a run at 64 keys that is three times as long, so that no
 "accuracy" is on texts that no model was trained on, of the same length; "late" that of the second
 half of the texts alone, where a key has had several values.
 
-Every run is saved when it ends, and a run that the file has is not repeated. One thread takes about
-half an hour.
+Every run is saved when it ends, and a run that the file has is not repeated. One thread takes
+about half an hour.
 """
 
 import harness
@@ -57,24 +57,24 @@ SETTINGS = {
 QUICK = {"keys": [4, 8], "active": 4, "length": 8, "batch": 4, "steps": 2, "longer": 2}
 QUICK |= {"rates": [[4, [1e-2]], [8, [1e-2]]], "seeds": [0], "asked": 8}
 
-# Names of the file, and those of the mixers.
+# Names of the file, and the mixers.
 MIXERS = {
-    "softmax": "softmax",
-    "delta": "DeltaNet",
-    "gated delta": "gated delta",
-    "GLA": "GLA",
-    "RWKV-6": "RWKV-6",
-    "Mamba-2": "Mamba-2",
-    "decay": "RetNet",
-    "plain": "linear (elu + 1)",
+    "softmax": mixers.MIXERS["softmax"],
+    "delta": mixers.MIXERS["DeltaNet"],
+    "gated delta": mixers.MIXERS["gated delta"],
+    "GLA": mixers.MIXERS["GLA"],
+    "RWKV-6": mixers.MIXERS["RWKV-6"],
+    "Mamba-2": mixers.MIXERS["Mamba-2"],
+    "fitted decay": mixers.fitted_decay,
+    "decay": mixers.MIXERS["RetNet"],
+    "plain": mixers.MIXERS["linear (elu + 1)"],
 }
 RIVALS = ["delta", "GLA", "RWKV-6", "Mamba-2"]
 
 
 def make_model(name, keys, settings):
     values, width, heads = settings["values"], settings["width"], settings["heads"]
-    mixer = mixers.MIXERS[MIXERS[name]]
-    model = lt.LanguageModel(keys * (values + 1), width, [lambda width: mixer(width, heads)])
+    model = lt.LanguageModel(keys * (values + 1), width, [lambda width: MIXERS[name](width, heads)])
     model.embedding = mixers.PairEmbedding(keys, values, width)
     model.head = nn.Linear(width, values, bias=False)
     mixers.begin_as_identity(model)

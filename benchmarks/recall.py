@@ -25,7 +25,7 @@ pairs, after half as many steps, for a seed that is not used again, with two hea
 "loss" of a row are lists, with an entry for each number of pairs, on texts that no model was
 trained on.
 
-One thread takes about an hour for five seeds, and the first three come first.
+One thread takes about an hour and a half for five seeds, and the first three come first.
 """
 
 import harness

@@ -22,7 +22,8 @@ n/2 + 1 to n, for n = 1, 2, 4, ... examples; all sequences of a seed are average
 "delta" has one step for all tokens; that of "delta, falling" is h / (h + t) at token t = 1, 2, ...,
 so it begins near 1 and is one half at t = h. "mesa, keeps all" is Mesa without its decay. "batch"
 takes all gradients of 16 tokens where they begin, without the norm and the bias that TTT-Linear
-adds. One thread takes about two minutes. As nothing is trained, no run is worth saving by itself,
+adds; "ttt, no norm, no bias" is "ttt" without both, so that only its residual connection is left.
+One thread takes about two minutes. As nothing is trained, no run is worth saving by itself,
 and `harness.py` has no part in this.
 """
 
@@ -60,12 +61,13 @@ DECAYS = [0.8, 0.85, 0.9, 0.94, 0.97, 0.98, 0.99, 1.0]
 STEPS = [0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25]
 RIDGES = [0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0, 2.0, 4.0]
 GRID = {
-    "linear": {"scale": [4, 8, 16, 24], "extra": [0, 8, 16, 32, 64], "decay": DECAYS},
+    "linear": {"scale": [4, 6, 8, 12, 16, 24], "extra": [0, 8, 16, 32, 64], "decay": DECAYS},
     "delta": {"beta": STEPS, "decay": DECAYS},
     "delta, falling": {"half": [8, 16, 32, 64, 128, 256, 512, 1024], "decay": DECAYS},
     "momentum": {"beta": STEPS, "momentum": [0.0625, 0.125, 0.25, 0.5, 0.75], "decay": DECAYS},
     "batch": {"beta": [0.0625, *STEPS]},
     "ttt, no norm": {"eta": [2.0**i for i in range(-8, 0)]},
+    "ttt, no norm, no bias": {"beta": [0.0625, *STEPS]},
     "ttt": {
         "eta": [2.0**i for i in range(-12, -2)],
         "weight": [0.25, 0.5, 0.75, 1.0],
@@ -121,6 +123,8 @@ def predict(rule, q, k, v, batch, *, decay=1.0, **own):
             out.append(Q @ S + np.tril(Q @ K.mT) @ E)
             S = S + K.mT @ E
         return np.concatenate(out, axis=1)
+    if rule == "ttt, no norm, no bias":  # batches, fitted to what a value adds to its key
+        return q + predict("batch", q, k, v - k, batch, **own)
     if rule.startswith("ttt"):
         W = own.get("start", 0) * np.random.default_rng(0).standard_normal((D, D))
         none = np.zeros((B, D, D)), np.zeros((B, D))

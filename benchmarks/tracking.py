@@ -16,7 +16,8 @@ says which thing is under the first cup. The tasks differ in their moves:
 A model is an embedding, one layer with its residual and a feed-forward sublayer, and a map to the
 answers (`LanguageModel`). The layers called "delta" and "rotation" are bare: queries, keys, values
 and rates are linear in the token, there is no convolution, no gate and no decay, so that only their
-transitions differ. Mamba-2 and softmax are the package's modules, with all that belongs to them.
+transitions differ. "delta with a decay" adds a decay to one of them, made and begun as that of
+`GatedDeltaNet`. Mamba-2 and softmax are the package's modules, with all that belongs to them.
 The LSTM is torch's; it is cheap, and gets four times as many steps. Mamba-3, RWKV-7, Kimi delta
 attention and DeltaProduct (with a beta below 2), and log-linear attention are whole modules, too.
 
@@ -33,9 +34,10 @@ import mixers
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, normalize, softplus
 
 import lesson_code.torch as lt
+from lesson_code.torch.modules._parts import initial_step_bias
 
 SETTINGS = {
     "version": 2,
@@ -98,8 +100,23 @@ class Delta(lt.Mixer):
         k, v = (f(x).unflatten(-1, (self.J, -1)) for f in (self.key, self.value))
         q, k = (normalize(y, dim=-1) for y in (self.query(x), k))
         beta = self.top * self.beta(x).sigmoid()
-        o = lt.gated_delta_product(q, k, v, beta, x.new_zeros(x.shape[:2]))
-        return self.output(o), None
+        return self.output(lt.gated_delta_product(q, k, v, beta, self.log_decay(x))), None
+
+    def log_decay(self, x):
+        return x.new_zeros(x.shape[:2])
+
+
+class FadingDelta(Delta):
+    """The same with the decay of `GatedDeltaNet`, one number for each token."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.decay = nn.Linear(width, 1)
+        self.decay.bias.data.copy_(initial_step_bias(1))
+        self.log_rate = nn.Parameter(torch.empty(1).uniform_(1e-3, 16).log())
+
+    def log_decay(self, x):
+        return -(self.log_rate.exp() * softplus(self.decay(x)))[..., 0]
 
 
 class Rotation(lt.Mixer):
@@ -143,6 +160,7 @@ LAYERS = {
     "log-linear": partial(lt.LogLinearAttention, num_heads=1),
     "delta, beta below 1": partial(Delta, top=1),
     "delta": Delta,
+    "delta with a decay": FadingDelta,
     "delta, J = 2": partial(Delta, J=2),
     "KDA": partial(lt.KimiDeltaAttention, num_heads=1, allow_negative_eigenvalues=True),
     "RWKV-7": partial(mixers.MIXERS["RWKV-7"], num_heads=1),
@@ -150,10 +168,11 @@ LAYERS = {
     "rotation": Rotation,
     "LSTM": LSTM,
 }
+BARE = ["delta, beta below 1", "delta", "delta with a decay"]
 NEW = ["Mamba-3", "log-linear", "KDA", "RWKV-7", "DeltaProduct"]
 TASKS = {
-    "parity": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM", *NEW],
-    "swaps": ["softmax", "Mamba-2", "delta, beta below 1", "delta", "LSTM", *NEW],
+    "parity": ["softmax", "Mamba-2", *BARE, "LSTM", *NEW],
+    "swaps": ["softmax", "Mamba-2", *BARE, "LSTM", *NEW],
     "modulo 3": ["delta", "delta, J = 2", "rotation", *NEW],
 }
 

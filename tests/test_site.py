@@ -356,13 +356,16 @@ def other_pages(site: Path) -> list[str]:
 
 
 def test_pages_that_sphinx_adds(problems_of, site: Path) -> None:
-    """The largest of each folder.
+    """The largest of each kind and depth.
 
-    The pages of a folder have one template and one way to the files that they load, and differ in
-    the code that they show. That no link leads elsewhere is tried on all of them below.
+    Pages of a kind have one template, and their depth decides on the way to the files that they
+    load; else they differ in the code that they show. That no link leads elsewhere is tried on all
+    of them below.
     """
     by_size = sorted(other_pages(site), key=lambda page: (site / page).stat().st_size)
-    largest = {posixpath.dirname(page): page for page in by_size}
+    largest = {
+        (posixpath.dirname(page).partition("/")[0], page.count("/")): page for page in by_size
+    }
     refuse([f"{page}: {problem}" for page in largest.values() for problem in problems_of(page)])
 
 

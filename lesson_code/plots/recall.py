@@ -7,7 +7,7 @@ from matplotlib.colors import ListedColormap
 from numpy.typing import ArrayLike
 
 from lesson_code.plots.colors import BLUE, GRAY, INK, VERMILION, look
-from lesson_code.plots.lines import beside, name_lines
+from lesson_code.plots.lines import beside, legend_below, name_lines
 from lesson_code.plots.matrices import draw_causal, draw_matrix, frame_past
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
@@ -181,4 +181,28 @@ def against_law(
         axes.minorticks_off()
     grid[0, 0].legend(loc="lower left")
     figure.supxlabel("load: pairs / D", fontsize=11)
+    return figure
+
+
+@drawing
+def sizes(
+    runs: Mapping[str, Mapping[str, ArrayLike]], law: Mapping[str, float], *, xlabel: str
+) -> BookFigure:
+    """What each mixer answers with memories of several sizes: a row for each, the first on top.
+
+    ``runs[mixer][size]`` has a share for each run: a mark at their mean, on a line over all of
+    them. A dotted line stands at what the law says of each size.
+    """
+    figure, ((axes,),) = new_figure(height=0.3 * len(runs) + 1.3)
+    for index, size in enumerate(law):
+        style = look(index, linestyle="-", markersize=6.5)
+        axes.axvline(law[size], color=style["color"], linestyle=":", linewidth=1.4)
+        for row, shares in enumerate(runs.values()):
+            y, found = row + 0.15 * (2 * index - len(law) + 1), np.asarray(shares[size], float)
+            axes.plot([found.min(), found.max()], [y, y], color=style["color"], linewidth=1.5)
+            axes.plot(found.mean(), y, label=size if row == 0 else None, **style)
+    axes.set(xlabel=xlabel, xlim=(-0.02, 1.02), ylim=(len(runs) - 0.4, -0.6))
+    axes.set_yticks(range(len(runs)), runs)
+    axes.grid(visible=False, axis="y")
+    legend_below(figure, *axes.get_legend_handles_labels())
     return figure

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads would wait for each other in each small product when cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from lesson_code.cupy import _kernels
 
 
 class Place(NamedTuple):
@@ -74,3 +70,27 @@ def place(request: pytest.FixtureRequest) -> Place:
 def device(request: pytest.FixtureRequest) -> Place:
     """Every device that there is, with the arrays of one library."""
     return request.param
+
+
+BARRIER = re.compile(r"__syncthreads\(\);")
+
+
+@pytest.fixture
+def leave_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable]:
+    """A function that takes one wait out of a kernel file: the `number`th, or none where None.
+
+    All are compiled once, and the kernels leave out the one that WITHOUT says.
+    """
+    text = _kernels.text
+
+    def leave_out(file: str, number: int | None, waits: re.Pattern = BARRIER) -> None:
+        places = itertools.count()
+        switched = "#include <stdlib.h>\n" + waits.sub(
+            lambda it: f'if (atoi(getenv("WITHOUT")) != {next(places)}) {it[0]}', text(file)
+        )
+        monkeypatch.setattr(_kernels, "text", lambda f: switched if f == file else text(f))
+        monkeypatch.setenv("WITHOUT", "-1" if number is None else str(number))
+        _kernels.load.cache_clear()
+
+    yield leave_out
+    _kernels.load.cache_clear()

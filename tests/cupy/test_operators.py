@@ -183,10 +183,11 @@ def test_what_compiling_is_told_of_the_operators(keep):
 
 # ---- Threads and addresses. ----------------------------------------------------------------------
 
+# Those of memories that fade have the same tests beside them, with each kind of decay.
 KERNELS = {
     kernel: partial(scan, partial(ON_CPU["scan"], kernel=kernel), True)
     for kernel in ("recurrent", "chunked", "tensor_core", "pipelined")
-} | {kind: CASES[kind][0] for kind in ("wkv", "decay", "bonus", "delta")}
+} | {"wkv": CASES["wkv"][0]}
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
 

@@ -28,6 +28,11 @@ FIGURES = {
     "against_law": lambda: recall.against_law(
         [2, 1, 2], [0.1, 0.9, 0.3], {"a": {"512": ([1, 2], [0.8, 0.2])}}
     ),
+    "sizes": lambda: recall.sizes(
+        {"a": {"512": [0.2, 0.4], "1,024": [0.7]}, "b": {"512": [0.1], "1,024": [0.5, 0.2, 0.8]}},
+        {"512": 0.5, "1,024": 0.8},
+        xlabel="share right",
+    ),
 }
 
 
@@ -105,3 +110,16 @@ def test_the_law_is_a_line_through_its_means() -> None:
     np.testing.assert_allclose(law.get_xydata(), [[1, 0.9], [2, 0.2]])
     np.testing.assert_array_equal(points.get_xydata(), [[1, 0.8], [2, 0.2]])
     assert points.get_linestyle() == "None"
+
+
+def test_sizes_draw_a_mean_on_a_line_over_all_runs_of_each() -> None:
+    figure = FIGURES["sizes"]()
+    (axes,) = figure.axes
+    found = [np.ravel(line.get_xdata()) for line in axes.get_lines()]
+    law_512, *small, law_1024 = found[:6]
+    np.testing.assert_allclose([*law_512, *law_1024], [0.5, 0.5, 0.8, 0.8])
+    np.testing.assert_allclose(np.concatenate(small), [0.2, 0.4, 0.3, 0.1, 0.1, 0.1])
+    np.testing.assert_allclose(np.concatenate(found[6:]), [0.7, 0.7, 0.7, 0.2, 0.8, 0.5])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first row on top
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["512", "1,024"]

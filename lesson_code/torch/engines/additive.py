@@ -74,7 +74,7 @@ def _apply_early(*args):
 @torch.library.custom_op("lesson_code::additive_forward", mutates_args=())
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, S: Tensor, chunk_size: int, early: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """A segment of G sequences, as one operator for autograd, compile and vmap.
 
     Parameters
@@ -96,16 +96,19 @@ def _forward(
         The state before each chunk.
     QK : tensor, shape (G, n, L, L)
         What each query sees of each key of its chunk.
+    kept : tensor
+        What the decays keep.
     """
     q, k, v, g = (in_chunks(x, chunk_size) for x in (q, k, v, g))
-    [[QK]], [q], [k], total = decays(g).meet([(q, early)], [k])
+    fading = decays(g)
+    [[QK]], [q], [k], total = fading.meet([(q, early)], [k])
     writes = k.mT @ v  # (G, n, C, M)
     starts, total = [], total.mT
     for i in range(v.shape[1]):
         starts.append(S)
         S = torch.addcmul(writes[:, i], total[:, i], S)
     before = torch.stack(starts, dim=1)
-    return add_product(q @ before, QK, v).flatten(1, 2), S, before, QK
+    return add_product(q @ before, QK, v).flatten(1, 2), S, before, QK, fading.kept
 
 
 @torch.library.custom_op("lesson_code::additive_backward", mutates_args=())
@@ -118,12 +121,13 @@ def _backward(
     g: Tensor,
     starts: Tensor,
     QK: Tensor,
+    kept: Tensor,
     chunk_size: int,
     early: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `_forward` with respect to q, k, v, g and S."""
     q, k, v, g, dO = (in_chunks(x, chunk_size) for x in (q, k, v, g, grad_out))
-    fading = decays(g)
+    fading = decays(g, kept)
     before, through, to_end, total = fading.factors()
     row_fade = before if early else through
     q_faded, k_faded = q * row_fade, k * to_end
@@ -139,8 +143,8 @@ def _backward(
     dq, dk = row_fade * dq_faded, to_end * dk_faded
     fading.add_gradients(dO @ v.mT, QK, q, k, early, dq, dk)
     rows = [(q_faded.mul_(dq_faded), early)]
-    kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total.mT  # (G, n, 1, C)
-    dg = fading.log_gradient(rows, k_faded.mul_(dk_faded), kept)
+    passed = torch.linalg.vecdot(starts, dS_ends)[..., None, :] * total.mT  # (G, n, 1, C)
+    dg = fading.log_gradient(rows, k_faded.mul_(dk_faded), passed)
     dq, dk, dv, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, dg))
     return dq, dk, dv, dg, dS.clone()
 
@@ -148,7 +152,9 @@ def _backward(
 @_forward.register_fake
 def _(q, k, v, g, S, chunk_size, early):
     (G, N, M), C, L = v.shape, k.shape[-1], chunk_size
-    sizes = (G, N, M), S.shape, (G, N // L, C, M), (G, N // L, L, L)
+    n = N // L
+    kept = (G, n, L, L) if g.shape[-1] == 1 else (0,)
+    sizes = (G, N, M), S.shape, (G, n, C, M), (G, n, L, L), kept
     return tuple(v.new_empty(size) for size in sizes)
 
 

@@ -31,23 +31,24 @@ from lesson_code.torch.engines.segments import add_product
 Rows = list[tuple[Tensor, bool]]
 Met = tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]
 
-BLOCK = 8  # positions whose products by channel are formed one by one
+BLOCK = 4  # positions whose products by channel are formed one by one
 
 
-def decays(g: Tensor) -> "Shared | PerChannel":
-    """The decays of chunks."""
-    return Shared(g) if g.shape[-1] == 1 else PerChannel(g)
+def decays(g: Tensor, kept: Tensor | None = None) -> "Shared | PerChannel":
+    """The decays of chunks; what is ``kept`` of an earlier one of the same g is not made again."""
+    return Shared(g, kept) if g.shape[-1] == 1 else PerChannel(g)
 
 
 class Shared:
     """One decay for all channels: a product of a row and a column fades as a whole."""
 
-    def __init__(self, g: Tensor):
-        L = g.shape[-2]
-        # Row i of column j is g_i if i > j, and their sum down to row t is that of j + 1 to t.
-        self.between = g.expand(*g.shape[:-1], L).tril(-1).cumsum_(dim=-2).exp_().tril_()
+    def __init__(self, g: Tensor, kept: Tensor | None):
+        if kept is None:
+            # Row i of column j is g_i if i > j, and their sum down to row t is that of j + 1 to t.
+            kept = g.expand(*g.shape[:-1], g.shape[-2]).tril(-1).cumsum_(dim=-2).exp_().tril_()
+        self.between = self.kept = kept  # (..., L, L)
         self.through = sums_through(g).exp_()  # (..., L, 1)
-        self.d_between = torch.zeros_like(self.between)  # the gradient of its logarithm
+        self.d_between: Tensor | None = None  # the gradient of its logarithm
 
     def meet(self, rows: Rows, columns: list[Tensor]) -> Met:
         before, through, to_end, total = self.factors()
@@ -65,6 +66,8 @@ class Shared:
         self, dP: Tensor, P: Tensor, x: Tensor, y: Tensor, early: bool, dx: Tensor, dy: Tensor
     ) -> None:
         """Adds to dx and dy what dP, of their products P, adds; above its diagonal it counts 0."""
+        if self.d_between is None:
+            self.d_between = torch.zeros_like(self.between)
         if early:
             self.d_between[..., :-1, :].addcmul_(dP[..., 1:, :], P[..., 1:, :])
         else:
@@ -117,6 +120,7 @@ class PerChannel:
             for x, one, last in ((self.block_before, t, t - 1), (self.block_to_end, -t - 1, -t)):
                 torch.mul(x[..., last, :], alpha[..., last, :], out=x[..., one, :])
         self.block_total = self.block_before[..., -1:, :] * alpha[..., -1:, :]
+        self.kept = g.new_empty(0)  # all of it would be as large as a few sequences
         self.d_g: Tensor | None = None
 
     def meet(self, rows: Rows, columns: list[Tensor]) -> Met:

@@ -86,7 +86,7 @@ def _recurrent(q, k, v, a, b, log_decay, S):
 @torch.library.custom_op("lesson_code::delta_forward", mutates_args=())
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, g: Tensor, S: Tensor, chunk_size: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """A segment of G sequences, as one operator for autograd, compile and vmap.
 
     Parameters
@@ -109,20 +109,23 @@ def _forward(
         The errors u, or the readings r.
     T : tensor, shape (G, n, L, L)
         The inverse of each chunk's system.
+    kept : tensor
+        What the decays keep.
     AB, QB, AK, QK : tensor, shape (G, n, L, L)
         Products of rows and columns; the last two are empty without b.
     """
     q, k, v, a, b, g = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g))
     corrects = b.shape[-1] == 0
     rows, columns = ([(-a, False)], [k]) if corrects else ([(a, True)], [b, k])
-    (AY, QY), (a, q), (b, *ks), total = decays(g).meet([*rows, (q, False)], columns)
+    fading = decays(g)
+    (AY, QY), (a, q), (b, *ks), total = fading.meet([*rows, (q, False)], columns)
     T, right = _inverse(AY[0]), v if corrects else AY[1] @ v
 
     befores, founds = [], []
     chunks = zip(*(x.unbind(1) for x in (T, right, a, b.mT, total.mT)), strict=True)
     for i, (T_i, right_i, a_i, b_i, total_i) in enumerate(chunks):
         befores.append(S)
-        founds.append(T_i @ torch.baddbmm(right_i, a_i, S))
+        founds.append(torch.bmm(T_i, torch.baddbmm(right_i, a_i, S)))
         S = (total_i * S).baddbmm_(b_i, founds[i])
         for k in ks:
             S = S.baddbmm_(k[:, i].mT, v[:, i])
@@ -131,7 +134,7 @@ def _forward(
     for QY_j, z in zip(QY, (found, v), strict=False):
         add_product(out, QY_j, z)
     AK, QK = (v.new_empty(0), v.new_empty(0)) if corrects else (AY[1], QY[1])
-    return out.flatten(1, 2), S, starts, found, T, AY[0], QY[0], AK, QK
+    return out.flatten(1, 2), S, starts, found, T, fading.kept, AY[0], QY[0], AK, QK
 
 
 def _inverse(P):
@@ -168,6 +171,7 @@ def _backward(
     starts: Tensor,
     found: Tensor,
     T: Tensor,
+    kept: Tensor,
     AB: Tensor,
     QB: Tensor,
     AK: Tensor,
@@ -176,7 +180,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `_forward` with respect to q, k, v, a, b, g and S."""
     q, k, v, a, b, g, dO = (in_chunks(x, chunk_size) for x in (q, k, v, a, b, g, grad_out))
-    corrects, fading = b.shape[-1] == 0, decays(g)
+    corrects, fading = b.shape[-1] == 0, decays(g, kept)
     before, through, to_end, total = fading.factors()
     if corrects:
         a, a_fade, columns = -a, through, [(k, found, AB, QB)]
@@ -189,7 +193,7 @@ def _backward(
     chunks = zip(*(x.unbind(1)[::-1] for x in parts), strict=True)
     for T_i, d_found_i, b_i, q_i, dO_i, a_i, total_i in chunks:
         ends.append(dS)
-        rights.append(T_i @ (d_found_i + b_i @ dS))
+        rights.append(torch.bmm(T_i, torch.baddbmm(d_found_i, b_i, dS)))
         dS = (total_i * dS).baddbmm_(q_i, dO_i).baddbmm_(a_i, rights[-1])
     d_right, dS_ends = torch.stack(rights[::-1], dim=1), torch.stack(ends[::-1], dim=1)
 
@@ -208,8 +212,8 @@ def _backward(
     db, dk = (torch.zeros_like(b), dys[0]) if corrects else dys
 
     rows = [(q_faded.mul_(dq_faded), False), (a_faded.mul_(da_faded), not corrects)]
-    kept = (starts * dS_ends).sum(dim=-1)[..., None, :] * total  # (G, n, 1, C)
-    dg = fading.log_gradient(rows, functools.reduce(torch.add, ends), kept)
+    passed = torch.linalg.vecdot(starts, dS_ends)[..., None, :] * total  # (G, n, 1, C)
+    dg = fading.log_gradient(rows, functools.reduce(torch.add, ends), passed)
     da = da.neg_() if corrects else da
     dq, dk, dv, da, db, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, da, db, dg))
     return dq, dk, dv, da, db, dg, dS
@@ -224,7 +228,9 @@ def _(q, k, v, a, b, g, S, chunk_size):
         torch.empty_like(S),
         v.new_empty(G, n, C, M),
         v.new_empty(G, n, L, M),
-        *(v.new_empty(G, n, L, L) for _ in range(3)),
+        v.new_empty(G, n, L, L),
+        v.new_empty((G, n, L, L) if g.shape[-1] == 1 else 0),
+        *(v.new_empty(G, n, L, L) for _ in range(2)),
         *(v.new_empty(G, n, L, L) if both else v.new_empty(0) for _ in range(2)),
     )
 

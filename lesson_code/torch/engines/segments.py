@@ -1,7 +1,8 @@
 """A sequence in segments of a few chunks, each one operator with a derivative of its own.
 
-A segment is as long as its arrays stay in a processor's cache. Of long sequences only what enters a
-segment is kept for the backward pass, which computes the segment again.
+A segment is long enough that a call costs little beside what it computes, and short enough that its
+arrays stay in a processor's last cache. Of long sequences only what enters a segment is kept for
+the backward pass, which computes the segment again.
 """
 
 import math
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-SEGMENT = {"cpu": 4096, "cuda": 2**16}  # positions of all sequences that are computed at once
+SEGMENT = {"cpu": 2**14, "cuda": 2**16}  # positions of all sequences that are computed at once
 LONG = 8192  # positions from which memory matters more than a second forward pass
 
 
@@ -39,7 +40,7 @@ def by_segments(
     for pieces in zip(*(x.split(sizes, dim=1) for x in flat), strict=True):
         out, state = run(operator, *pieces, state, min(chunk_size, pieces[0].shape[1]))
         outputs.append(out)
-    out = torch.cat(outputs, dim=1)
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)  # without a copy
     return out.reshape(*leading, N, out.shape[-1]), state.reshape(S.shape)
 
 
