@@ -87,6 +87,12 @@ STEPS = {
     ),
     ("sums_of_segments", 64): Steps({2: 1}, 0),
     ("sums_of_segments", 128): Steps({2: 1}, 0),
+    ("fading_walk", 64): Steps({2: 1}, 0),
+    ("fading_walk", 128): Steps({2: 1, 3: 2}, 0),
+    ("fading_states", 64): Steps({2: 1}, 0),
+    ("fading_states", 128): Steps({2: 1}, 0),
+    ("fading_backward", 64): Steps({2: 1}, 0),
+    ("fading_backward", 128): Steps({1: 1, 2: 2, 3: 2, 4: 2}, 0),
 }
 
 # The kernels of memories that fade, in 4 chunks of 16 tokens. Loops run over chunks, channels, and
@@ -126,12 +132,15 @@ class Noted(NamedTuple):
 LENGTH = {"recurrent": -2, "chunk_states": -2, "segment_sums": -1, "segment_outputs": -1}
 LENGTH |= dict.fromkeys(("forward_walk", "backward_walk", "sums_of_segments"), -1)
 LENGTH |= {"forward": -2, "walk": -2, "backward": -1}
-WALKS = ("forward_walk", "backward_walk", "sums_of_segments")  # of pipelined.cu
+LENGTH |= {"fading_walk": -1, "fading_states": -2, "fading_backward": -1}
+FADING_WALKS = ("fading_walk", "fading_states", "fading_backward")  # of decay_pipelined.cu
+WALKS = ("forward_walk", "backward_walk", "sums_of_segments", *FADING_WALKS)
 # Bytes in a cycle that the second cache sends to one multiprocessor at most, and to all (NVIDIA's
 # white paper on the A100; of later GPUs it is not published).
 FROM_CACHE, FROM_CACHE_TO_ALL = 64, 5120
 # A thread for each number of a state: which argument says how many segments it walks through.
 THROUGH = {"segment_states": -2, "states_of_segments": -3, "segment_starts": 3}
+THROUGH |= {"fading_segments": 3}
 
 
 def noted(call: Callable[[], object], processors: int) -> list[Noted]:
@@ -167,12 +176,12 @@ def _count(one):
     if one.function not in LENGTH:
         return _run(one), 1.0
     length = one.arguments[LENGTH[one.function]]
-    if one.function not in FADING or length <= 2 * CHUNK:
+    if one.function not in FADING + FADING_WALKS or length <= 2 * CHUNK:
         short = min(length, COUNTED)
         return _run(one, short), length / short
     # A walk has a state at both ends: what 64 tokens more add is known by the difference.
     short, longer = _run(one, CHUNK), _run(one, 2 * CHUNK)
-    for name in ("global_lines", "global_sectors", "shared_passes"):
+    for name in ("global_lines", "global_sectors", "shared_passes", "tile_products"):
         step = getattr(longer, name) - getattr(short, name)
         setattr(short, name, getattr(short, name) + round(step * (length / CHUNK - 1)))
     return short, 1.0
@@ -204,6 +213,13 @@ def loops_of(architecture: str, file: str, macros: tuple, function: str) -> dict
     program = Program(binary, function)
     words = list(struct.iter_unpack("<QQ", section(binary, f".text.{function}")))
     wide = not function.startswith(("recurrent", "chunk", *FADING))
+    ways = ways_of(program, wide)
+    if function in FADING_WALKS:  # some warps make exponentials instead: which are slower?
+        program.special = 10
+        ways = [
+            max(both, key=lambda own: replayed(program, own))
+            for both in zip(ways, ways_of(program, wide), strict=True)
+        ]
     return {
         number: {
             "instructions": len(own),
@@ -214,7 +230,7 @@ def loops_of(architecture: str, file: str, macros: tuple, function: str) -> dict
             "special": sum(words[i][0] & 0xFFF == SPECIAL for i in own),
             "cycles": replayed(program, own),
         }
-        for number, own in enumerate(ways_of(program, wide))
+        for number, own in enumerate(ways)
     }
 
 
@@ -247,7 +263,7 @@ def bytes_of(arrays) -> int:
 
 
 def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> dict:
-    """What a walk of pipelined.cu does, for the whole launch, where its loads are hidden.
+    """What a walk of pipelined.cu or decay_pipelined.cu does, for the whole launch, where its loads are hidden.
 
     A step of the walk takes its cycles, or those of a trip over the steps for which a copy is on
     its way. Where segments make their states themselves, the steps for it are those of
@@ -263,9 +279,10 @@ def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> 
 
     own = chunks * max(trip, total("cycles", steps.longest or steps.loops))
     issued = loops[0]["instructions"] + chunks * total("instructions", steps.loops)
-    states = [x for x in one.arguments if getattr(x, "dtype", None) is torch.float32]
-    moved = 32 * counts.global_sectors * one.blocks / counts.blocks * times + bytes_of(states)
-    trips = 1.0 + (one.function == "backward_walk")  # the tiles; a state
+    moved = 32 * counts.global_sectors * one.blocks / counts.blocks * times
+    if one.function not in FADING_WALKS:  # else they are counted
+        moved += bytes_of([x for x in one.arguments if getattr(x, "dtype", None) is torch.float32])
+    trips = 1.0 + (one.function == "backward_walk" or one.function in FADING_WALKS)  # tiles; a state
     if is_alone(one):
         sums = _sums(one, gpu)
         before = segments_of(one) - 1  # at most; forward, half of it on average
@@ -354,14 +371,14 @@ def scan(kernel: str, shape: tuple[int, ...], backward: bool) -> list[Callable[[
     return [lambda: out.backward(torch.zeros_like(out))]
 
 
-def fading(per_channel: bool, shape: tuple[int, ...], backward: bool):
+def fading(kernel: str, per_channel: bool, shape: tuple[int, ...], backward: bool):
     """Calls of decaying_scan, with a decay for each channel or one for all."""
     x = torch.zeros(shape, dtype=torch.bfloat16)
     g = x if per_channel else x[..., :1].contiguous()
     q, k, v, g = (x.detach().clone().requires_grad_(backward) for x in (x, x, x, g))
     if not backward:
-        return [lambda: decaying_scan(q, k, v, g, device="cpu")]
-    out = decaying_scan(q, k, v, g, device="cpu")
+        return [lambda: decaying_scan(q, k, v, g, kernel=kernel, device="cpu")]
+    out = decaying_scan(q, k, v, g, kernel=kernel, device="cpu")
     return [lambda: out.backward(torch.zeros_like(out))]
 
 
@@ -377,8 +394,9 @@ KERNELS = {
     name: Kernel(functools.partial(scan, name))
     for name in ("recurrent", "chunked", "tensor_core", "pipelined")
 }
-KERNELS["decay_head"] = Kernel(functools.partial(fading, False))
-KERNELS["decay_channel"] = Kernel(functools.partial(fading, True), 5, 9)
+KERNELS["decay_head"] = Kernel(functools.partial(fading, "chunked", False))
+KERNELS["decay_channel"] = Kernel(functools.partial(fading, "chunked", True), 5, 9)
+KERNELS["decay_pipelined"] = Kernel(functools.partial(fading, "pipelined", False))
 
 
 def row_of(name: str, shape: tuple[int, ...], backward: bool, gpu: str) -> dict:

@@ -31,7 +31,7 @@ from lesson_code.cupy.linear import causal_scan
 GPU = _kernels.Gpu((9, 0), 132)  # an H200
 OPERATIONS = {0x23: "multiply_adds", 0x84: "reads"}  # FFMA, LDS: the last 8 of 12 bits
 LOAD, WRITE, STORE, JUMP, EXIT = 0x81, 0x86, 0x88, 0x47, 0x4D  # LDG, STG, STS, BRA, EXIT
-PRODUCT, COPY_ASYNC = 0x3C, 0xAE  # HMMA, LDGSTS
+PRODUCT, COPY_ASYNC, EXPONENTIAL = 0x3C, 0xAE, 0x08  # HMMA, LDGSTS, MUFU
 TENSOR = {PRODUCT, 0x3B}  # and LDSM
 
 COPY = """
@@ -99,6 +99,8 @@ def section(binary, name):
 class Program:
     """The instructions of a function: what each is, how long it pauses, and what may follow it."""
 
+    special = 0  # accesses to memory that one exponential counts for, where a way is looked for
+
     def __init__(self, binary, name):
         words = list(struct.iter_unpack("<QQ", section(binary, f".text.{name}")))
         self.kinds = [low & 0xFF for low, _ in words]
@@ -148,6 +150,8 @@ class Program:
             return int(self.wide[i] or not wide)
         if self.kinds[i] == COPY_ASYNC:  # the way of a whole tile
             return 100
+        if self.kinds[i] == EXPONENTIAL:
+            return self.special
         return int(self.kinds[i] in {STORE, *TENSOR})
 
     def path(self, start, end, wide):

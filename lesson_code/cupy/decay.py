@@ -80,8 +80,9 @@ def decaying_scan(
     scaled by powers of two, so that no state is too large.
 
     The backward pass computes the state before every 64th token again (on small GPUs, every 32nd or
-    16th), and keeps them while it runs: D M / 64 numbers a token, of 16 bits in "pipelined". It can
-    be differentiated once, in reverse mode; where log_decay is -inf its gradient is 0. NaN reaches
+    16th), and keeps them while it runs: D M / 64 numbers a token, of 16 bits in "pipelined". That
+    hands over to "chunked" where its tiles would not fit a multiprocessor. It can be differentiated
+    once, in reverse mode; where log_decay is -inf its gradient is 0. NaN reaches
     the outputs that depend on it and no other sequence; in "pipelined" it may reach earlier
     positions of its chunk, and infinity may become NaN.
 
@@ -193,10 +194,10 @@ def backward(grad, grad_last, q, k, v, log_decay, bonus, initial, kernel):
     decay for all channels as (..., N, blocks), that of a bonus as (..., segments, D).
     """
     if kernel == "pipelined":
-        *gradients, d_log, d_initial = decay_pipelined.backward(
-            grad, grad_last, q, k, v, log_decay, initial
-        )
-        return *gradients, d_log, None, d_initial
+        found = decay_pipelined.backward(grad, grad_last, q, k, v, log_decay, initial)
+        if found is not None:
+            *gradients, d_initial = found
+            return *gradients, None, d_initial
     *heads, N, D = k.shape
     leading, M = tuple(heads), v.shape[-1]
     dtype, is_shared = _arguments.dtype_name(q), log_decay.shape[-1] == 1

@@ -113,28 +113,41 @@ struct Logs {
     }
 };
 
+// Two neighbors of 16 bits.
+__device__ __forceinline__ float2 to_floats(unsigned both) {
+    const TYPE low = {static_cast<unsigned short>(both)}, high = {static_cast<unsigned short>(both >> 16)};
+    return {to_float(low), to_float(high)};
+}
+__device__ __forceinline__ float2 to_floats(const TYPE* at) { return to_floats(*reinterpret_cast<const unsigned*>(at)); }
+
 // Keys of 16 tokens on their way into a state, each times what is left of it at the end of the chunk; or queries into
-// the gradient of one, by what is left at the start.
+// the gradient of one, by what they see of its start.
 template <bool TO_END> struct Faded {
     const Decays& decays;
+    float factor;
     __device__ __forceinline__ void operator()(unsigned (&a)[4], int t0) const {
         const float* own = (TO_END ? decays.to_band_end : decays.from_band_start) + t0 + lane() % 4 * 2;
-        const float others = TO_END ? decays.over(t0 / 16 + 1, BANDS) : decays.over(0, t0 / 16);
+        const float others = (TO_END ? decays.over(t0 / 16 + 1, BANDS) : decays.over(0, t0 / 16)) * factor;
 #pragma unroll
         for (int i = 0; i < 4; i++) {  // two tokens of two features
-            const float2 pair = *reinterpret_cast<const float2*>(own + i / 2 * 8);
-            const TYPE low = {static_cast<unsigned short>(a[i])}, high = {static_cast<unsigned short>(a[i] >> 16)};
-            a[i] = pack<TYPE>(to_float(low) * (others * pair.x), to_float(high) * (others * pair.y));
+            const float2 pair = *reinterpret_cast<const float2*>(own + i / 2 * 8), keys = to_floats(a[i]);
+            a[i] = pack<TYPE>(keys.x * (others * pair.x), keys.y * (others * pair.y));
         }
     }
 };
 
-// The memory after a chunk.
+// The memory after a chunk. Of its last key all is left; but the first query may see next to nothing, and what it sees
+// would vanish in float16. So queries are taken times a power of two, near the decay of the first token, less.
 template <bool TO_END>
 __device__ __forceinline__ void pass(State& state, const TYPE* keys, const TYPE* values, const Decays& decays) {
+    const int exponent = int(__float_as_uint(decays.from_band_start[0]) >> 23) - 127;
+    const bool is_scaled = SCALED && !TO_END && exponent > -127;
+    const float less = is_scaled ? power_of_two(-exponent) : 1.0f;
 #pragma unroll
-    for (int b = 0; b < STATE_DOWN; b++) scale(state.numbers[b], decays.over_all());
-    state.add(keys, values, Faded<TO_END>{decays}, false, Ones());
+    for (int b = 0; b < STATE_DOWN; b++) scale(state.numbers[b], decays.over_all() * less);
+    state.add(keys, values, Faded<TO_END>{decays, less}, false, Ones());
+#pragma unroll
+    for (int b = 0; SCALED && !TO_END && b < STATE_DOWN; b++) scale(state.numbers[b], is_scaled ? power_of_two(exponent) : 1.0f);
 }
 
 // A state is shared in 16 bits, divided by the power of two that the largest of it asks for.
@@ -293,7 +306,8 @@ fading_states(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay,
         if (backwards) pass<false>(state, keys, values, own);
         else pass<true>(state, keys, values, own);
         if (SCALED && images) {
-            __syncthreads();  // the maxima are read
+            // The maxima are read.
+            __syncthreads();
             note_largest(state, maxima);
         }
     });
@@ -393,10 +407,8 @@ __device__ __forceinline__ void note_products(const float (&sums)[DOWN][ACROSS][
             float product = 0.0f;
 #pragma unroll
             for (int n = 0; n < ACROSS; n++) {
-                const TYPE* own = rows + t * FEATURE_PITCH + column + n * 8 + tile_column(e);
-                const unsigned both = *reinterpret_cast<const unsigned*>(own);
-                const TYPE low = {static_cast<unsigned short>(both)}, high = {static_cast<unsigned short>(both >> 16)};
-                product += sums[d][n][e] * to_float(low) + sums[d][n][e + 1] * to_float(high);
+                const float2 own = to_floats(rows + t * FEATURE_PITCH + column + n * 8 + tile_column(e));
+                product += sums[d][n][e] * own.x + sums[d][n][e + 1] * own.y;
             }
             for (int lanes = 1; lanes < 4; lanes *= 2) product += __shfl_xor_sync(~0u, product, lanes);
             if (lane() % 4 == 0) products[quarter()][t] = product;
@@ -434,7 +446,7 @@ __device__ __forceinline__ void write_log_gradients(float* d_log, int start, int
     }
 }
 
-// The image of a state on its way from memory, in registers, asked for one chunk ahead.
+// The image of a state on its way from memory, in registers.
 struct Image {
     static constexpr int LOADS = FEATURES * COLUMNS / 8 / THREADS;
     uint4 held[LOADS];
@@ -480,8 +492,6 @@ fading_backward(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows
     State future;
     future.transfer<true>(behind + blockIdx.x * size, features, v.width, v.width, 0);
     note_largest(future, maxima);
-    Image image;
-    if (count) image.ask(images, image_exponents, head * chunks + start_of(0) / CHUNK);
     Logs logs;
     if (prepares()) {
         logs.ask(log_decay, start_of(0), first, end);
@@ -501,15 +511,16 @@ fading_backward(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows
         const TYPE *values = keys + CHUNK * FEATURE_PITCH, *gradients = values + CHUNK * COLUMN_PITCH;
         const int start = start_of(i), stop = min(end, start + CHUNK);
         const Decays& own = decays[i % 2];
-        image.store(memory);
+        Image image;  // it arrives while the weights are made
+        image.ask(images, image_exponents, head * chunks + start / CHUNK);
         const int past_exponent = image.exponent, future_exponent = exponent_of_all(maxima);
-        if (i + 1 < count) image.ask(images, image_exponents, head * chunks + start_of(i + 1) / CHUNK);
         if (warp() < PARTS)
             with_part(warp(), [&](auto count, int band, int j) {
                 constexpr int COUNT = decltype(count)::value;
                 float scores[1][2 * COUNT][4] = {}, others[1][2 * COUNT][4] = {};
                 make_scores<FEATURES, COUNT>(scores, band, j, queries, keys);
                 make_scores<COLUMNS, COUNT>(others, band, j, gradients, values);
+                __syncwarp();  // no load is moved across it: all at once would not fit the registers
                 float read[2 * COUNT][4];
                 own.each<COUNT>(band, j, [&](int n, int e, bool is_before, float left) {
                     float &score = scores[0][n][e], &other = others[0][n][e];
@@ -527,6 +538,7 @@ fading_backward(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows
             logs.ask(log_decay, start_of(i + 2), first, end);
         } else if (warp() == WARPS - 2 && i > 0)
             write_log_gradients(d_log, start + CHUNK, end, readings[(i + 1) % 2], crossings);
+        image.store(memory);
         __syncthreads();
 
         const auto write = [&](auto& sums, TYPE* gradient, int width, int pair, int column) {
@@ -539,11 +551,16 @@ fading_backward(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows
             float through = 0.0f;
 #pragma unroll
             for (int b = 0; b < STATE_DOWN; b++)
-                for (int e = 0; e < 4; e++)
 #pragma unroll
-                    for (int n = 0; n < STATE_ACROSS; n++)
-                        through += to_float(memory[future.feature(b, e) * COLUMN_PITCH + (half() * STATE_ACROSS + n) * 8 + tile_column(e)])
-                                 * future.numbers[b][n][e];
+                for (int e = 0; e < 4; e += 2) {
+                    const TYPE* row = memory + future.feature(b, e) * COLUMN_PITCH + half() * STATE_ACROSS * 8 + tile_column(e);
+#pragma unroll
+                    for (int n = 0; n < STATE_ACROSS; n++) {
+                        const float2 pair = to_floats(row + n * 8);
+                        through += pair.x * future.numbers[b][n][e] + pair.y * future.numbers[b][n][e + 1];
+                    }
+                    __syncwarp();  // as above
+                }
             for (int lanes = 1; lanes < 32; lanes *= 2) through += __shfl_xor_sync(~0u, through, lanes);
             if (lane() == 0) crossings.through[warp()] = through * own.over_all() * power_of_two(past_exponent);
             float sums[DOWN][FEATURES_ACROSS][4] = {};

@@ -27,12 +27,14 @@ def forward(q, k, v, log_decay, initial):
 
 
 def backward(grad, grad_last, q, k, v, log_decay, initial):
-    """Gradients of q, k, v, log_decay (..., N, 1) and the initial state.
+    """Gradients of q, k, v, log_decay (..., N, 1) and the initial state; None where it does not fit.
 
     All have the same leading dimensions.
     """
     one = _Scan.of(k.shape[:-2], k, v, log_decay)
     plan = one.plan(BACKWARD)
+    if plan is None:
+        return None
     gradients = [_arrays.empty(x.shape, _arguments.dtype_name(q), q) for x in (q, k, v)]
     d_log = _arrays.empty((*one.leading, one.N, 1), "float32", q)
     d_initial = _arrays.empty(initial.shape, "float32", q)
@@ -94,7 +96,8 @@ class _Scan(NamedTuple):
 
     def plan(self, kind: str) -> _Plan | None:
         """None where the walk does not fit a multiprocessor."""
-        return plan(kind, self.D, self.M, _kernels.gpu(self.like))
+        dtype = _arguments.dtype_name(self.like)
+        return plan(kind, self.D, self.M, dtype, _kernels.gpu(self.like))
 
     @property
     def cuts(self) -> tuple[int, int]:
@@ -147,11 +150,11 @@ class _Scan(NamedTuple):
         return states
 
 
-def plan(kind: str, D: int, M: int, gpu) -> _Plan | None:
-    if max(D, M) > MAX_WIDTH:
-        return None
+def plan(kind: str, D: int, M: int, dtype: str, gpu) -> _Plan | None:
     features, columns = (64 if width <= 64 else 128 for width in (D, M))
     for chunk, stages in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
+        if chunk == CHUNK and kind == BACKWARD and dtype == "float16" and max(D, M) > 64:
+            continue  # its exponents would not fit the registers
         found = _Plan(kind, features, columns, chunk, stages)
         if found.shared_bytes <= gpu.shared_bytes:
             return found

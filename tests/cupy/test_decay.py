@@ -26,7 +26,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 halves = pytest.mark.parametrize(("kind", "dtype"), [("head", "float16"), ("bonus", "bfloat16")])
 every_size = pytest.mark.parametrize("size", SIZES, ids=str)
 
-on_cpu = functools.partial(decaying_scan, device="cpu")
+on_cpu = functools.partial(decaying_scan, kernel="chunked", device="cpu")
 
 
 def error(actual, expected):
@@ -69,11 +69,11 @@ def expected(q, k, v, g, u, S):
     return reference.gated_linear_attention(q, k, v, g, **options)
 
 
-def run(place, q, k, v, g, u, S, **options):
+def run(place, q, k, v, g, u, S):
     given = [None if x is None else place.put(x)[0] for x in (q, k, v, g, u, S)]
     *arrays, state = given
     out, last = decaying_scan(
-        *arrays, initial_state=state, return_state=True, device=place.device, **options
+        *arrays, initial_state=state, return_state=True, kernel="chunked", device=place.device
     )
     assert _arrays.library(out) == place.library and _arrays.c_type(out) == _arrays.c_type(q)
     for x, y in zip(given, (q, k, v, g, u, S), strict=True):  # what was given is left alone
@@ -337,7 +337,7 @@ def test_bytes(kind):
     assert counts.barriers == 4 * chunks
 
     with emulator.trace() as counted:
-        backward(v, S, q, k, v, g, u, S)
+        backward(v, S, q, k, v, g, u, S, "chunked")
     starts, walk = counted.kernels["walk"], counted.kernels["backward"]
     # A block for 64 channels reads v, and the gradients, for itself; so does it one decay for all.
     shared = tiles if kind == "head" else 1
@@ -359,7 +359,7 @@ def test_the_backward_pass_moves_about_twice_what_it_must(kind):
     N, D = 192, 64
     q, k, v, g, u, S = draw(kind, N, D, D, leading=(1,))
     with emulator.trace() as counted:
-        backward(v, S, q, k, v, g, u, S)
+        backward(v, S, q, k, v, g, u, S, "chunked")
     touched = 32 * sum(one.global_sectors for one in counted.kernels.values())
     least = 4 * (N * (4 * D + 3 * D + 2 * g.shape[-1]) + 3 * D * D)
     assert 1.5 * least < touched < 2.25 * least  # 2.0 of a long sequence
@@ -397,7 +397,7 @@ def test_a_barrier_that_is_missing_is_caught(leave_out, number):
     leave_out("decay.cu", number)
     q, k, v, g, u, S = draw("channel", 40, 5, 3, leading=(1,))
     with emulator.trace() as counted:
-        backward(v, S, q, k, v, g, u, S)
+        backward(v, S, q, k, v, g, u, S, "chunked")
     with contextlib.nullcontext() if number is None else pytest.raises(emulator.RaceError):
         counted.check()
 

@@ -409,8 +409,9 @@ WAITS = re.compile(r"__sync(threads|warp)\(\);|wait_for_groups<[^>]*>\(\);|end_g
 
 def waits():
     """(kernel, file, number in the file) of each wait, and for each kernel with None left out."""
-    for file in ("linear.cu", "pipelined.cu"):
-        source, seen = _kernels.text(file), set()
+    seen = set()
+    for file in ("linear.cu", "tiles.h", "pipelined.cu"):
+        source = _kernels.text(file)
         for number, match in enumerate(WAITS.finditer(source)):
             section = re.findall(r"^#ifdef (\w+)$", source[: match.start()], re.MULTILINE)
             kernel = section[-1].lower() if file == "linear.cu" else "pipelined"

@@ -171,7 +171,7 @@ def test_what_compiling_is_told_of_the_operators(keep):
     check(operators.wkv_backward.default, (out, last, *inputs, last, *kept))
 
     *inputs, S = draw("bonus" if keep else "decay", 20)
-    inputs = (*inputs, S) if keep else (*inputs, None, S)
+    inputs = (*inputs, S, "chunked") if keep else (*inputs, None, S, "chunked")
     check(operators.decaying_scan.default, inputs)
     check(operators.decaying_scan_backward.default, (*operators.decaying_scan(*inputs), *inputs))
 
