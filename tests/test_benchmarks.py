@@ -733,7 +733,9 @@ def test_facts_that_change_need_a_correction(task: str) -> None:
         assert remembered(task, rule)[:, AGAIN].max() < 0.75
         assert remembered(task, rule)[:, VOID].min() > 0.85
     for rule in ("delta", "gated delta", "RWKV-7"):
-        assert remembered(task, rule)[:, AGAIN].max() > 0.89
+        assert 0.935 < remembered(task, rule)[:, AGAIN].max() < 0.99
+    best = remembered(task, "KDA")[:, AGAIN].max()
+    assert best == pytest.approx({"one": 0.72, "four": 0.97}[task], abs=0.005)
     assert remembered(task, "RWKV-7").min() > 0.88
 
 
