@@ -212,7 +212,7 @@ def loops_of(architecture: str, file: str, macros: tuple, function: str) -> dict
     binary = compiled(architecture, file, macros).binary
     program = Program(binary, function)
     words = list(struct.iter_unpack("<QQ", section(binary, f".text.{function}")))
-    wide = not function.startswith(("recurrent", "chunk", *FADING))
+    wide = function not in ("recurrent", "chunk_states", "chunk_outputs", *FADING)
     ways = ways_of(program, wide)
     if function in FADING_WALKS:  # some warps make exponentials instead: which are slower?
         program.special = 10

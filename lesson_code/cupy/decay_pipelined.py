@@ -72,8 +72,10 @@ class _Plan(NamedTuple):
             floats += 2 * 33 * bands**2 + 8 * self.chunk + 8
         return 2 * numbers + 4 * (floats + 8 + weights * bands**2)
 
-    def of(self, kind: str) -> "_Plan":
-        return self._replace(kind=kind)
+    @property
+    def of_states(self) -> "_Plan":
+        """The plan of "fading_states" with the same chunks: there is room for three stages."""
+        return self._replace(kind=STATES, stages=3)
 
 
 class _Scan(NamedTuple):
@@ -104,7 +106,7 @@ class _Scan(NamedTuple):
         """Segments, and tokens of each."""
         return segments_of(self.N, _kernels.gpu(self.like).processors // max(1, self.heads))
 
-    def macros(self, plan, aligned) -> dict:
+    def macros(self, plan, *, aligned: bool) -> dict:
         return {
             plan.kind: 1,
             "TYPE": _arrays.c_type(self.like),
@@ -124,14 +126,14 @@ class _Scan(NamedTuple):
         rows = [_arrays.rows(x, self.leading) for x in arrays]
         segments, length = self.cuts
         aligned = all(is_aligned(x) for x in rows if x.struct["width"] > 1)
-        macros = self.macros(plan, aligned)
+        macros = self.macros(plan, aligned=aligned)
         sizes = (self.N, self.D, segments, length, *more)
         grid, shared = self.heads * segments, {"shared_bytes": plan.shared_bytes}
         _kernels.run(FILE, macros, name, grid, THREADS, *rows, *arguments, *sizes, **shared)
 
     def states_walk(self, plan, k, v, before, sums, totals, images, exponents, backwards=False):
         arguments = (before, sums, totals, images, exponents)
-        plan, more = plan.of(STATES), int(backwards)
+        plan, more = plan.of_states, int(backwards)
         self.run(plan, "fading_states", (k, v, self.log_decay), arguments, more)
 
     def states_of_segments(self, plan, k, v, initial, backwards=False):
@@ -145,7 +147,7 @@ class _Scan(NamedTuple):
         self.states_walk(plan, k, v, None, states, totals, None, None, backwards)
         size, count = self.D * self.M, self.heads * self.D * self.M
         arguments = (states, totals, initial, segments, size, int(backwards), np.int64(count))
-        macros = self.macros(plan.of(STATES), 1)
+        macros = self.macros(plan.of_states, aligned=True)
         _kernels.run(FILE, macros, "fading_segments", blocks(count, 256), 256, *arguments)
         return states
 
