@@ -263,8 +263,9 @@ def bytes_of(arrays) -> int:
 
 
 def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> dict:
-    """What a walk of pipelined.cu or decay_pipelined.cu does, for the whole launch, where its loads are hidden.
+    """What a walk does, for the whole launch, where its loads are hidden.
 
+    It is one of pipelined.cu or decay_pipelined.cu.
     A step of the walk takes its cycles, or those of a trip over the steps for which a copy is on
     its way. Where segments make their states themselves, the steps for it are those of
     "sums_of_segments", and what they read once more comes from the cache: the walk takes as long
@@ -282,7 +283,9 @@ def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> 
     moved = 32 * counts.global_sectors * one.blocks / counts.blocks * times
     if one.function not in FADING_WALKS:  # else they are counted
         moved += bytes_of([x for x in one.arguments if getattr(x, "dtype", None) is torch.float32])
-    trips = 1.0 + (one.function == "backward_walk" or one.function in FADING_WALKS)  # tiles; a state
+    trips = 1.0 + (
+        one.function == "backward_walk" or one.function in FADING_WALKS
+    )  # tiles; a state
     if is_alone(one):
         sums = _sums(one, gpu)
         before = segments_of(one) - 1  # at most; forward, half of it on average

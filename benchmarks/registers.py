@@ -92,9 +92,7 @@ def calls(kernel, dtype, width):
         return decaying_scan(x, x, x, x[..., :decays], bonus, kernel=kernel, device="cpu")
 
     if kernel == "decay_pipelined":
-        return [
-            lambda H=H, N=N: scan(H, N, 1, None, "pipelined") for H, N in HEADS_AND_LENGTHS
-        ]
+        return [lambda H=H, N=N: scan(H, N, 1, None, "pipelined") for H, N in HEADS_AND_LENGTHS]
     if kernel == "decay":
         return [
             lambda H=H, N=N, decays=decays, bonus=bonus: scan(H, N, decays, bonus, "chunked")

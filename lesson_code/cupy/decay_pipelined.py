@@ -7,7 +7,7 @@ import numpy as np
 
 from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _fading, _kernels
-from lesson_code.cupy._launches import CHUNK, THREADS, blocks, is_aligned, round_up, segments_of
+from lesson_code.cupy._launches import CHUNK, THREADS, blocks, is_aligned, segments_of
 
 FILE = "decay_pipelined.cu"
 MAX_WIDTH = 128  # of queries and values: wider states would not fit the registers
@@ -27,9 +27,9 @@ def forward(q, k, v, log_decay, initial):
 
 
 def backward(grad, grad_last, q, k, v, log_decay, initial):
-    """Gradients of q, k, v, log_decay (..., N, 1) and the initial state; None where it does not fit.
+    """Gradients of q, k, v, log_decay (..., N, 1) and the initial state.
 
-    All have the same leading dimensions.
+    All have the same leading dimensions. None where the walk does not fit a multiprocessor.
     """
     one = _Scan.of(k.shape[:-2], k, v, log_decay)
     plan = one.plan(BACKWARD)
@@ -90,7 +90,8 @@ class _Scan(NamedTuple):
 
     @classmethod
     def of(cls, leading, k, v, log_decay) -> "_Scan":
-        return cls(tuple(leading), *k.shape[-2:], v.shape[-1], log_decay, k)
+        N, D = k.shape[-2:]
+        return cls(tuple(leading), N, D, v.shape[-1], log_decay, k)
 
     @property
     def heads(self) -> int:
