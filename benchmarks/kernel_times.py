@@ -265,11 +265,10 @@ def bytes_of(arrays) -> int:
 def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> dict:
     """What a walk does, for the whole launch, where its loads are hidden.
 
-    It is one of pipelined.cu or decay_pipelined.cu.
-    A step of the walk takes its cycles, or those of a trip over the steps for which a copy is on
-    its way. Where segments make their states themselves, the steps for it are those of
-    "sums_of_segments", and what they read once more comes from the cache: the walk takes as long
-    as that needs, if it is longer.
+    It is one of pipelined.cu or decay_pipelined.cu. A step of it takes its cycles, or those of a
+    trip over the steps for which a copy is on its way. Where segments make their states themselves,
+    the steps for it are those of "sums_of_segments", and what they read once more comes from the
+    cache: the walk takes as long as that needs, if it is longer.
     """
     machine, macros, steps = GPUS[gpu], dict(one.macros), STEPS[one.function, D]
     trip = machine.latency * machine.clock / (macros["STAGES"] - 1)

@@ -198,6 +198,17 @@ def test_a_barrier_that_is_missing_is_caught(leave_out, number):
         counted.check()
 
 
+def test_messages_name_the_line_of_the_file():
+    """Also behind the header that is included."""
+    lines = _kernels.source(decay_pipelined.FILE).splitlines()
+    (at,) = (
+        i for i, line in enumerate(lines) if line.endswith(f'"{decay_pipelined.FILE}"') and i > 99
+    )
+    own = _kernels.text(decay_pipelined.FILE).splitlines()
+    assert lines[at + 1 :] == own[int(lines[at].split()[1]) - 1 :]
+    assert '#line 1 "tiles.h"' in lines and not any(line.startswith('#include "') for line in lines)
+
+
 # ---- Which kernel it is. -------------------------------------------------------------------------
 
 

@@ -233,10 +233,11 @@ for N, D, G in ((0, 3, 2), (1, 1, 1), (7, 33, 2), (8, 5, 3), (13, 31, 1), (16, 2
 for N, D, M in ((0, 3, 2), (1, 1, 1), (17, 33, 5)):
     q, k = rng.normal(size=(2, 2, N, D)).astype("float16")
     v, S = rng.normal(size=(2, N, M)).astype("float16"), np.ones((2, D, M), "float32")
-    for width, u in ((D, S[..., 0]), (1, None)):
+    cases = ((D, S[..., 0], "chunked"), (1, None, "chunked"), (1, None, "pipelined"))
+    for width, u, kernel in cases:
         g = -np.ones((2, N, width), "float32")
-        decay.forward(q, k, v, g, u, S)
-        decay.backward(v, S, q, k, v, g, u, S)
+        decay.forward(q, k, v, g, u, S, kernel)
+        decay.backward(v, S, q, k, v, g, u, S, kernel)
 for N in (0, 1, 17):
     q, k, v, g = (rng.normal(size=(2, N, width)).astype("float32") for width in (5, 5, 3, 5))
     S, g = np.ones((2, 5, 3), "float32"), -abs(g)
