@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lesson_code.cupy import _kernels
+from lesson_code.cupy.emulator import _compiler
 
 
 class Place(NamedTuple):
@@ -54,6 +55,17 @@ def _on_a_gpu() -> list[Place]:
     except (ImportError, RuntimeError):  # CuPy is missing, or there is no driver
         pass
     return found + [Place("torch", "cuda")] * torch.cuda.is_available()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def compile_fast() -> Iterator[None]:
+    """What is small is compiled longer than it runs: four times as long as without optimization.
+
+    Optimized kernels run in the chapters, and for the benchmarks' tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_compiler.VARIANTS, "plain", ["-O0"])
+        yield
 
 
 # Without a GPU there are fewer tests, and none is skipped.

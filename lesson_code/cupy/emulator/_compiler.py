@@ -17,14 +17,14 @@ from pathlib import Path
 from lesson_code import __version__
 
 HEADERS = Path(__file__).parent
-FLAGS = ["-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
+FLAGS = ["-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti"]
 FLAGS += ["-fvisibility=hidden", "-w"]  # libraries with the same names must not meet
 FLAGS += ["-U_FORTIFY_SOURCE"]  # Ubuntu sets it; it takes a jump from stack to stack for an attack
 VARIANTS = {
-    "plain": [],
+    "plain": ["-O2"],
     # The calls that the thread sanitizer asks for are in cpu_trace.h. An access stays one
     # instruction: not several joined into a vector, not one repeated behind each of two branches.
-    "traced": ["-DTRACED", "-g", "-fsanitize=thread"]
+    "traced": ["-O1", "-DTRACED", "-g", "-fsanitize=thread"]
     + ["-fno-tree-vectorize", "-fno-tree-slp-vectorize"],
     # Nothing that is wrong is optimized away, and it takes a third of the time to compile.
     "sanitized": ["-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
