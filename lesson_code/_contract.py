@@ -87,7 +87,7 @@ class Contract:
 
     def hold(self, array_type: type, args: tuple, kwargs: dict) -> Call:
         """The call, after checks of all but the values of arrays."""
-        values = self._by_name(args, kwargs)
+        values = self.by_name(args, kwargs)
         arrays = self._arrays(array_type, values)
         _arguments.check_flags(**{name: values[name] for name in self.flags})
         for name in self.counts:
@@ -98,6 +98,18 @@ class Contract:
         sizes, leading, memory_leading = self._fit(array_type, arrays, values.get("initial_state"))
         accumulation = _arguments.accumulation_dtype(first)
         return Call(values, arrays, first.dtype, accumulation, sizes, leading, memory_leading)
+
+    def by_name(self, args: tuple, kwargs: dict) -> dict[str, Any]:
+        """All arguments of a call by their names, with the defaults of those that it leaves out."""
+        values = self.defaults | dict(zip(self.names, args, strict=False)) | kwargs
+        twice = any(name in kwargs for name in self.names[: len(args)])
+        missing = any(name not in values for name in self.names)
+        if len(args) > self.positional or twice or missing or len(values) > len(self.names):
+            try:
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.name}: {error}.") from None
+        return values
 
     def check_values(self, arrays: dict[str, Any]) -> None:
         """Refuse arrays with values out of their range."""
@@ -132,17 +144,6 @@ class Contract:
     def has_no_token(self, call: Call) -> bool:
         """Whether the sequence is empty, for an operator with one output for each token."""
         return self._output[0] == "N" and call.sizes["N"] == 0
-
-    def _by_name(self, args, kwargs):
-        values = self.defaults | dict(zip(self.names, args, strict=False)) | kwargs
-        twice = any(name in kwargs for name in self.names[: len(args)])
-        missing = any(name not in values for name in self.names)
-        if len(args) > self.positional or twice or missing or len(values) > len(self.names):
-            try:
-                self.signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{self.name}: {error}.") from None
-        return values
 
     def _arrays(self, array_type, values):
         arrays = {name: values[name] for name in self.axes}

@@ -10,6 +10,7 @@ import torch
 
 from lesson_code.torch import distributed, modules
 from lesson_code.torch.aft import aft_full, aft_simple
+from lesson_code.torch.backends import compare_backends
 from lesson_code.torch.delta import (
     delta_rule,
     gated_delta_product,
@@ -68,6 +69,7 @@ __all__ = [
     "aft_simple",
     "attention_weights",
     "channel_mix",
+    "compare_backends",
     "delta_rule",
     "distributed",
     "draw_logistic_mixture",

@@ -29,9 +29,9 @@ def delta_rule(
     Parameters
     ----------
     backend : str, optional
-        "torch", which None takes as well, or "cupy": the CUDA kernels of
-        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
-        emulated on CPU tensors.
+        "torch", or "cupy": the CUDA kernels of :func:`lesson_code.cupy.delta_scan`, in float32 or
+        half precision and without a `form`, emulated on CPU tensors. None takes the faster where
+        :func:`compare_backends` has timed both, else torch.
 
     Examples
     --------
@@ -77,9 +77,9 @@ def gated_delta_rule(
     Parameters
     ----------
     backend : str, optional
-        "torch", which None takes as well, or "cupy": the CUDA kernels of
-        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
-        emulated on CPU tensors.
+        "torch", or "cupy": the CUDA kernels of :func:`lesson_code.cupy.delta_scan`, in float32 or
+        half precision and without a `form`, emulated on CPU tensors. None takes the faster where
+        :func:`compare_backends` has timed both, else torch.
 
     Examples
     --------
@@ -127,9 +127,9 @@ def kimi_delta_attention(
     Parameters
     ----------
     backend : str, optional
-        "torch", which None takes as well, or "cupy": the CUDA kernels of
-        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
-        emulated on CPU tensors.
+        "torch", or "cupy": the CUDA kernels of :func:`lesson_code.cupy.delta_scan`, in float32 or
+        half precision and without a `form`, emulated on CPU tensors. None takes the faster where
+        :func:`compare_backends` has timed both, else torch.
 
     Examples
     --------
@@ -177,9 +177,9 @@ def gated_delta_product(
     Parameters
     ----------
     backend : str, optional
-        "torch", which None takes as well, or "cupy": the CUDA kernels of
-        :func:`lesson_code.cupy.delta_scan`, in float32 or half precision and without a `form`,
-        emulated on CPU tensors.
+        "torch", or "cupy": the CUDA kernels of :func:`lesson_code.cupy.delta_scan`, in float32 or
+        half precision and without a `form`, emulated on CPU tensors. None takes the faster where
+        :func:`compare_backends` has timed both, else torch.
 
     Examples
     --------

@@ -35,9 +35,9 @@ def gated_linear_attention(
     Parameters
     ----------
     backend : str, optional
-        "torch", which None takes as well, or "cupy": the CUDA kernels of
-        :func:`lesson_code.cupy.decaying_scan`, in float32 or half precision and without a `form`,
-        emulated on CPU tensors.
+        "torch", or "cupy": the CUDA kernels of :func:`lesson_code.cupy.decaying_scan`, in float32
+        or half precision and without a `form`, emulated on CPU tensors. None takes the faster where
+        :func:`compare_backends` has timed both, else torch.
 
     Examples
     --------

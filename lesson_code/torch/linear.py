@@ -55,10 +55,11 @@ def linear_attention(
     Parameters
     ----------
     backend : str, optional
-        "torch", which None takes as well, or "cupy": the CUDA kernels of
-        :func:`lesson_code.cupy.causal_scan` (:ref:`their chapter <ch-cuda>`), for causal attention
-        in float32 or half precision. They choose how to compute it by themselves, so `form` must be
-        None. On CPU tensors the same kernels are emulated, exactly and thousands of times slower.
+        "torch", or "cupy": the CUDA kernels of :func:`lesson_code.cupy.causal_scan` (:ref:`their
+        chapter <ch-cuda>`), for causal attention in float32 or half precision. They choose how to
+        compute it by themselves, so `form` must be None. On CPU tensors the same kernels are
+        emulated, exactly and thousands of times slower. None takes the faster of the two where
+        :func:`compare_backends` has timed both, else torch.
 
     Raises
     ------

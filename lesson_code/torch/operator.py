@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lesson_code._contract import OUTSIDE, Call, Contract
 from lesson_code._custom_ops import check_values
+from lesson_code.torch import backends
 from lesson_code.torch.precision import full_precision
 
 Operator = TypeVar("Operator", bound=Callable[..., Any])
@@ -54,7 +55,7 @@ def operator(
 
         @functools.wraps(body)
         def run(*args, **kwargs):
-            call, values = hold(args, kwargs)
+            call, values = hold(args, backends.faster(contract, args, kwargs))
             memory = values.get("initial_state")
             if memory is not None and contract.has_no_token(call):
                 out = _nothing(call, contract.output_shape(call))
