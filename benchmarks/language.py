@@ -91,8 +91,7 @@ class Open(nn.Module):
         return x.new_full((), 1.278464542761074)
 
 
-NAMES = ["softmax", "window", "linear (elu + 1)", "RetNet", "GLA", "RWKV-7", "Mamba-2", "Mamba-3"]
-NAMES += ["DeltaNet", "gated delta", "KDA", "window + gated delta"]
+NAMES = [name for name in MIXERS if name != "linear (Taylor)"]
 PARTS = {
     f"gated delta, no {part}": without(part, lt.GatedDeltaNet)
     for part in ("convolution", "norm", "gate")

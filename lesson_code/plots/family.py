@@ -80,6 +80,8 @@ def learning(
         axes.set_title(name, loc="left", fontsize=10)
     for axes in grid.flat[len(runs) :]:
         axes.set_axis_off()
+    for axes in grid.flat[max(0, len(runs) - columns) : len(runs)]:  # the last of each column
+        axes.tick_params(labelbottom=True)
     grid[0, 0].set(ylim=(0, 1.15 * level), xlim=(0, None))
     figure.supxlabel("steps", fontsize=11)
     figure.supylabel("loss on facts, nats", fontsize=11)
