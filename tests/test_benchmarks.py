@@ -729,14 +729,13 @@ AGAIN, VOID = 1, 2
 
 @pytest.mark.parametrize("task", ["one", "four"])
 def test_facts_that_change_need_a_correction(task: str) -> None:
-    for rule in ("decay", "decay per channel"):
-        assert remembered(task, rule)[:, AGAIN].max() < 0.75
-        assert remembered(task, rule)[:, VOID].min() > 0.85
-    for rule in ("delta", "gated delta", "RWKV-7"):
-        assert 0.935 < remembered(task, rule)[:, AGAIN].max() < 0.99
-    best = remembered(task, "KDA")[:, AGAIN].max()
-    assert best == pytest.approx({"one": 0.72, "four": 0.97}[task], abs=0.005)
-    assert remembered(task, "RWKV-7").min() > 0.88
+    alone = np.stack([remembered(task, rule) for rule in ("decay", "decay per channel")])
+    assert alone.shape == (2, 5, 3)
+    assert np.sum(alone[..., AGAIN] > 0.75) == {"one": 1, "four": 0}[task]
+    assert alone[..., AGAIN].max() < 0.815 and alone[..., VOID].min() > 0.85
+    for rule in ("delta", "gated delta", "KDA", "RWKV-7"):
+        assert 0.935 < remembered(task, rule)[:, AGAIN].max() < 0.995
+    assert remembered(task, "RWKV-7").min() > 0.775
 
 
 @pytest.mark.parametrize(("task", "shares"), [("one", [41, 15, 45]), ("four", [30, 30, 40])])
