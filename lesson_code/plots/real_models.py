@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from lesson_code.plots import pale
 from lesson_code.plots.cells import box, rectangle, way, write
 from lesson_code.plots.colors import BLUE, GRAY, INK
-from lesson_code.plots.lines import beside, legend_below
+from lesson_code.plots.lines import beside
 from lesson_code.plots.style import BookFigure, drawing, new_figure
 
 STATE, CACHE = "S", "C"  # any other letter is a layer without memory
@@ -19,12 +18,15 @@ def hybrids(models: Mapping[str, str]) -> BookFigure:
     """The layers of models from the first to the last: low boxes have a state, tall ones a cache.
 
     Each model is a text with a letter for each layer: S has a state, C a cache, others neither.
+    Below its name stands how many there are of each.
     """
-    figure, ((axes,),) = new_figure(height=0.55 * len(models) + 0.3)
+    figure, ((axes,),) = new_figure(height=0.62 * len(models) + 0.5)
     axes.set_axis_off()
     longest = max(map(len, models.values()))
     for row, (name, layers) in enumerate(models.items()):
-        write(axes, -1.2, row + 0.55, name, ha="right")
+        counts = f"{layers.count(STATE)} states, {layers.count(CACHE)} caches"
+        write(axes, -1.2, row + 0.35, name, ha="right")
+        write(axes, -1.2, row + 0.7, counts, ha="right", fontsize=10, color=GRAY)
         for i, layer in enumerate(layers):
             if layer == STATE:
                 rectangle(axes, i, row + 0.55, 0.9, 0.3, pale.BLUE, edge=BLUE, linewidth=0.6)
@@ -32,16 +34,20 @@ def hybrids(models: Mapping[str, str]) -> BookFigure:
                 rectangle(axes, i, row + 0.1, 0.9, 0.75, INK, edge=INK, linewidth=0.6)
             else:
                 axes.plot([i + 0.1, i + 0.8], [row + 0.85] * 2, color=GRAY, linewidth=1)
-    axes.set(xlim=(-0.34 * longest, longest), ylim=(len(models), -0.05))
+    tall = next(iter(models.values())).index(CACHE)
+    axes.plot([tall + 0.45] * 2, [-0.02, 0.1], color=INK, linewidth=1)
+    write(axes, tall + 0.45, -0.13, "cache", ha="left", fontsize=10)
+    write(axes, -0.2, len(models) - 0.65, "state", ha="left", fontsize=10)
+    axes.set(xlim=(-0.42 * longest, longest), ylim=(len(models), -0.3))
     return figure
 
 
 @drawing
 def layer() -> BookFigure:
     """A gated delta layer, from x at the bottom to y: the tensors of the file in the boxes."""
-    figure, ((axes,),) = new_figure(height=5.0)
+    figure, ((axes,),) = new_figure(height=4.7)
     axes.set_axis_off()
-    axes.set(xlim=(0, 12), ylim=(0, 10.6))
+    axes.set(xlim=(0, 12), ylim=(0, 9.9))
     q, gates, z = 3.0, 7.4, 10.6  # the columns: what is stored and read, rates, output gate
     write(axes, 6.0, 0.25, "$x_t$")
     for middle, text, width in ((q, "in_proj_qkvz", 4.2), (gates, "in_proj_ba", 2.8)):
@@ -68,7 +74,8 @@ def layer() -> BookFigure:
     way(axes, (gates + 1.2, 2.1), (gates + 1.2, 2.4), (corner, 2.4), (corner, 6.6), (6.95, 6.6))
     write(axes, gates + 1.6, 4.5, r"$\beta_t=\sigma(b_t)$", ha="right", fontsize=10)
     rectangle(axes, 0.9, 6.0, 6.0, 1.2, pale.BLUE, edge=BLUE, linewidth=1.6)
-    write(axes, 3.9, 6.6, r"$S_t$, one $D \times M$ matrix a head")
+    write(axes, 3.9, 6.82, r"$S_t$, one $D \times M$ matrix a head")
+    write(axes, 3.9, 6.34, "made while reading, in no file", fontsize=10)
     way(axes, (3.9, 7.2), (3.9, 8.0))
     write(axes, 3.75, 7.6, "$o_t$", ha="right")
     _part(axes, 3.9, 8.35, "norm", 2.4)
@@ -91,32 +98,48 @@ def _part(axes: Axes, middle: float, y: float, text: str, width: float) -> None:
 
 @drawing
 def speeds(rows: Sequence[Mapping]) -> BookFigure:
-    """Tokens per second of each model and task, by the library itself and on these operators.
+    """How many times as fast each model runs on these operators as by the library, by task.
 
-    Each row has `model`, `task`, `tokens` and `seconds`, a mapping of "library" and "here".
+    Each row has `model`, `task`, `tokens` and `seconds`, a mapping of "library" and "here". What
+    gains at least a tenth is a filled mark, all else a hollow one.
     """
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    figure, (panels,) = new_figure(len(tasks), height=0.62 * len(rows) / len(tasks) + 1.5)
-    styles = {
-        "library": {"color": "white", "hatch": "///"},
-        "here": {"color": "#9ecae8"},
-    }
-    for axes, task in zip(panels, tasks, strict=True):
-        own = [row for row in rows if row["task"] == task]
-        for i, (name, style) in enumerate(styles.items()):
-            speed = [row["tokens"] / row["seconds"][name] for row in own]
-            y = np.arange(len(own)) + 0.38 * (i - 0.5)
-            axes.barh(y, speed, 0.36, edgecolor=GRAY, label=name, **style)
-            for position, value in zip(y, speed, strict=True):
-                beside(axes, f"{value:,.0f}", (value, position), (3, 0), va="center", fontsize=10)
-        axes.set_yticks(range(len(own)), [row["model"] for row in own])
-        axes.set(title=task, xlim=(0, 1.5 * axes.get_xlim()[1] / 1.05))
-        axes.set_xticks([])
-        axes.grid(visible=False)
-        axes.invert_yaxis()
-        if axes is not panels[0]:
-            axes.set_yticklabels([])
-    panels[len(panels) // 2].set_xlabel("tokens per second")
-    names = ["the library's operators", "this package's"]
-    legend_below(figure, panels[0].get_legend_handles_labels()[0], names)
+    figure, ((axes,),) = new_figure(height=0.3 * (len(rows) + len(tasks)) + 0.9)
+    y, places, names = 0.0, [], []
+    for task in tasks:
+        beside(
+            axes,
+            task,
+            (0, y),
+            (-4, 0),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="center",
+            fontweight="bold",
+        )
+        for row in (row for row in rows if row["task"] == task):
+            y += 1
+            gain = row["seconds"]["library"] / row["seconds"]["here"]
+            filled = BLUE if gain >= 1.1 else "white"
+            axes.plot([1, gain], [y, y], color=BLUE)
+            axes.plot(gain, y, "o", color=BLUE, mfc=filled, markersize=8)
+            side = 1 if gain >= 1 else -1
+            beside(
+                axes,
+                f"{gain:.2f}",
+                (gain, y),
+                (8 * side, 0),
+                va="center",
+                ha="left" if side > 0 else "right",
+            )
+            places.append(y)
+            names.append(row["model"])
+        y += 1
+    axes.axvline(1, color=GRAY, linewidth=1.2, zorder=0)
+    axes.set_yticks(places, names)
+    axes.set(xscale="log", xlim=(0.6, 5), ylim=(y - 0.3, -0.6))
+    axes.set_xticks([0.7, 1, 2, 3, 4], ["0.7", "1", "2", "3", "4"])
+    axes.minorticks_off()
+    axes.set_xlabel("times as fast as the library's own operators")
+    axes.grid(visible=False, axis="y")
     return figure
