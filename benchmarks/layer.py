@@ -28,7 +28,7 @@ Besides, one batch goes forward and backward through the linear model, by one ca
 for each word; the file has the fastest of the times, in milliseconds of the processor.
 
 Every run is saved when it ends, and a run that the file has is not repeated. One thread takes about
-twenty minutes.
+an hour.
 """
 
 import math
@@ -52,7 +52,7 @@ SETTINGS = {
     "steps": 600,
     "longer": 3,
     "rates": [3e-3, 1e-2, 3e-2, 1e-1],
-    "seeds": [0, 1, 2],
+    "seeds": [0, 1, 2, 3, 4],
     "asked": 512,  # tales
     "people": [[1, 2], [3, 4], [5, 8], [9, 12], [13, 16]],
     "drawers": [[1, 8], [1, 16], [1, 64], [2, 16], [4, 8]],  # heads, features of each

@@ -504,8 +504,9 @@ def told(mixer: str, steps: int) -> list[float]:
 
 @pytest.mark.parametrize("steps", [600, 1800])
 def test_only_keys_find_the_verb(steps: int) -> None:
-    assert min(told("softmax", steps)) > 0.98
-    assert 0.85 < min(told("linear", steps)) < max(told("linear", steps)) < 0.99
+    assert len(told("softmax", steps)) == 5 and min(told("softmax", steps)) > 0.98
+    assert {600: 0.5, 1800: 0.93}[steps] < min(told("linear", steps))
+    assert max(told("linear", steps)) < 0.99
     assert max(told("keyless", steps)) < 0.11  # what counting verbs gives
 
 
