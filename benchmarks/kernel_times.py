@@ -91,6 +91,10 @@ STEPS = {
     ("fading_walk", 128): Steps({2: 1, 3: 2}, 0),
     ("fading_states", 64): Steps({2: 1}, 0),
     ("fading_states", 128): Steps({2: 1}, 0),
+    ("channel_walk", 64): Steps({2: 1}, 0),
+    ("channel_walk", 128): Steps({2: 2, 3: 4}, 0),
+    ("channel_states", 64): Steps({2: 1}, 0),
+    ("channel_states", 128): Steps({2: 2}, 0),
     ("fading_backward", 64): Steps({2: 1}, 0),
     ("fading_backward", 128): Steps({1: 1, 2: 2, 3: 2, 4: 2}, 0),
 }
@@ -133,7 +137,9 @@ LENGTH = {"recurrent": -2, "chunk_states": -2, "segment_sums": -1, "segment_outp
 LENGTH |= dict.fromkeys(("forward_walk", "backward_walk", "sums_of_segments"), -1)
 LENGTH |= {"forward": -2, "walk": -2, "backward": -1}
 LENGTH |= {"fading_walk": -1, "fading_states": -2, "fading_backward": -1}
+LENGTH |= {"channel_walk": -1, "channel_states": -2}
 FADING_WALKS = ("fading_walk", "fading_states", "fading_backward")  # of decay_pipelined.cu
+FADING_WALKS += ("channel_walk", "channel_states")  # of decay_channels.cu
 WALKS = ("forward_walk", "backward_walk", "sums_of_segments", *FADING_WALKS)
 # Bytes in a cycle that the second cache sends to one multiprocessor at most, and to all (NVIDIA's
 # white paper on the A100; of later GPUs it is not published).
@@ -399,6 +405,7 @@ KERNELS = {
 KERNELS["decay_head"] = Kernel(functools.partial(fading, "chunked", False))
 KERNELS["decay_channel"] = Kernel(functools.partial(fading, "chunked", True), 5, 9)
 KERNELS["decay_pipelined"] = Kernel(functools.partial(fading, "pipelined", False))
+KERNELS["decay_channel_pipelined"] = Kernel(functools.partial(fading, "pipelined", True), 5, 9)
 
 
 def row_of(name: str, shape: tuple[int, ...], backward: bool, gpu: str) -> dict:

@@ -165,10 +165,13 @@ def _pipelined_lacks(q, v, log_decay, bonus) -> str:
         return f"float16 or bfloat16, got {dtype}"
     if gpu.capability < (8, 0):
         return f"a GPU of compute capability 8.0, got {'.'.join(map(str, gpu.capability))}"
-    if log_decay.shape[-1] > 1 or bonus is not None:
-        return "one decay for all channels and no bonus"
+    if bonus is not None:
+        return "no bonus"
     if max(D, M) > decay_pipelined.MAX_WIDTH:
         return f"queries and values at most {decay_pipelined.MAX_WIDTH} wide, got {D} and {M}"
+    per_channel = log_decay.shape[-1] > 1
+    if decay_pipelined.plan(decay_pipelined.FORWARD, D, M, dtype, gpu, per_channel) is None:
+        return f"more shared memory than the {gpu.shared_bytes} bytes of this GPU for D = {D}"
     return ""
 
 

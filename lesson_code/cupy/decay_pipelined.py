@@ -1,4 +1,7 @@
-"""How decay_pipelined.cu is launched: macros, grids, and the memory it needs."""
+"""How decay_pipelined.cu and decay_channels.cu are launched: macros, grids, and memory.
+
+The former has one decay for all channels of a head, the latter one for each.
+"""
 
 import math
 from typing import NamedTuple
@@ -9,7 +12,7 @@ from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _fading, _kernels
 from lesson_code.cupy._launches import CHUNK, THREADS, blocks, is_aligned, segments_of
 
-FILE = "decay_pipelined.cu"
+FILE, CHANNELS_FILE = "decay_pipelined.cu", "decay_channels.cu"
 MAX_WIDTH = 128  # of queries and values: wider states would not fit the registers
 FORWARD, STATES, BACKWARD = "FORWARD", "STATES", "BACKWARD"
 
@@ -18,11 +21,11 @@ def forward(q, k, v, log_decay, initial):
     """Outputs (..., N, M) in the dtype of q, and the last state (..., D, M) in float32."""
     parts = (x.shape[:-2] for x in (q, k, v, log_decay, initial))
     one = _Scan.of(np.broadcast_shapes(*parts), k, v, log_decay)
+    plan = one.plan(FORWARD)
     out = _arrays.empty((*one.leading, one.N, one.M), _arguments.dtype_name(q), q)
     last = _arrays.empty((*one.leading, one.D, one.M), "float32", q)
-    plan = one.plan(FORWARD)
     states = one.states_of_segments(plan, k, v, initial)
-    one.run(plan, "fading_walk", (q, k, v, log_decay, out), (states, last))
+    one.run(plan, "walk", (q, k, v, log_decay, out), (states, last))
     return out, last
 
 
@@ -31,6 +34,8 @@ def backward(grad, grad_last, q, k, v, log_decay, initial):
 
     All have the same leading dimensions. None where the walk does not fit a multiprocessor.
     """
+    if log_decay.shape[-1] > 1:
+        return None
     one = _Scan.of(k.shape[:-2], k, v, log_decay)
     plan = one.plan(BACKWARD)
     if plan is None:
@@ -46,7 +51,7 @@ def backward(grad, grad_last, q, k, v, log_decay, initial):
     exponents = _arrays.empty((count,), "int32", q)
     one.states_walk(plan, k, v, before, None, None, images, exponents)
     arguments = (*gradients, d_log, images, exponents, behind, d_initial)
-    one.run(plan, "fading_backward", (q, k, v, grad, log_decay), arguments)
+    one.run(plan, "backward", (q, k, v, grad, log_decay), arguments)
     return *gradients, d_log, d_initial
 
 
@@ -54,13 +59,20 @@ class _Plan(NamedTuple):
     """How a walk fits shared memory."""
 
     kind: str
+    per_channel: bool
     features: int
     columns: int
     chunk: int  # tokens
     stages: int
 
     @property
+    def file(self) -> str:
+        return CHANNELS_FILE if self.per_channel else FILE
+
+    @property
     def shared_bytes(self) -> int:
+        if self.per_channel:
+            return self._bytes_of_channels
         bands, wide, high = self.chunk // 16, self.features + 8, self.columns + 8
         tiles = {FORWARD: 2 * wide + high, STATES: wide + high, BACKWARD: 2 * wide + 2 * high}
         weights = {FORWARD: 1, STATES: 0, BACKWARD: 2}[self.kind]
@@ -71,6 +83,19 @@ class _Plan(NamedTuple):
         if self.kind == BACKWARD:  # Readings, Crossings
             floats += 2 * 33 * bands**2 + 8 * self.chunk + 8
         return 2 * numbers + 4 * (floats + 8 + weights * bands**2)
+
+    @property
+    def _bytes_of_channels(self) -> int:
+        bands, wide, high = self.chunk // 16, self.features + 8, self.columns + 8
+        tiles = {FORWARD: 2 * wide + high, STATES: wide + high}[self.kind]
+        numbers = self.stages * self.chunk * tiles
+        floats = self.features * (self.chunk // 8 + 1)  # Decays
+        if self.kind == FORWARD:
+            levels = self.chunk.bit_length() - 1
+            numbers += levels * self.chunk * wide + self.chunk * (self.chunk + 8)
+            numbers += self.features * high
+            floats += self.features // 64 * self.chunk + bands**2
+        return 2 * numbers + 4 * (floats + 8)
 
     @property
     def of_states(self) -> "_Plan":
@@ -100,7 +125,8 @@ class _Scan(NamedTuple):
     def plan(self, kind: str) -> _Plan | None:
         """None where the walk does not fit a multiprocessor."""
         dtype = _arguments.dtype_name(self.like)
-        return plan(kind, self.D, self.M, dtype, _kernels.gpu(self.like))
+        per_channel = self.log_decay.shape[-1] > 1
+        return plan(kind, self.D, self.M, dtype, _kernels.gpu(self.like), per_channel)
 
     @property
     def cuts(self) -> tuple[int, int]:
@@ -130,12 +156,13 @@ class _Scan(NamedTuple):
         macros = self.macros(plan, aligned=aligned)
         sizes = (self.N, self.D, segments, length, *more)
         grid, shared = self.heads * segments, {"shared_bytes": plan.shared_bytes}
-        _kernels.run(FILE, macros, name, grid, THREADS, *rows, *arguments, *sizes, **shared)
+        file, name = plan.file, f"{'channel' if plan.per_channel else 'fading'}_{name}"
+        _kernels.run(file, macros, name, grid, THREADS, *rows, *arguments, *sizes, **shared)
 
     def states_walk(self, plan, k, v, before, sums, totals, images, exponents, backwards=False):
         arguments = (before, sums, totals, images, exponents)
         plan, more = plan.of_states, int(backwards)
-        self.run(plan, "fading_states", (k, v, self.log_decay), arguments, more)
+        self.run(plan, "states", (k, v, self.log_decay), arguments, more)
 
     def states_of_segments(self, plan, k, v, initial, backwards=False):
         """The states before all segments; backwards, those behind them."""
@@ -144,21 +171,25 @@ class _Scan(NamedTuple):
         if segments == 1 or not self.heads:
             return initial
         states = _arrays.empty((self.heads, segments, self.D, self.M), "float32", k)
-        totals = _arrays.empty((self.heads, segments), "float32", k)
+        width = self.log_decay.shape[-1]
+        totals = _arrays.empty((self.heads, segments, width), "float32", k)
         self.states_walk(plan, k, v, None, states, totals, None, None, backwards)
-        size, count = self.D * self.M, self.heads * self.D * self.M
-        arguments = (states, totals, initial, segments, size, int(backwards), np.int64(count))
-        macros = self.macros(plan.of_states, aligned=True)
-        _kernels.run(FILE, macros, "fading_segments", blocks(count, 256), 256, *arguments)
+        size, together, count = self.D * self.M, self.D * self.M // width, self.heads * self.D * self.M
+        sizes = (segments, size, together, int(backwards), np.int64(count))
+        macros, file = self.macros(plan.of_states, aligned=True), plan.file
+        arguments = (states, totals, initial, *sizes)
+        _kernels.run(file, macros, "fading_segments", blocks(count, 256), 256, *arguments)
         return states
 
 
-def plan(kind: str, D: int, M: int, dtype: str, gpu) -> _Plan | None:
+def plan(kind: str, D: int, M: int, dtype: str, gpu, per_channel: bool = False) -> _Plan | None:
     features, columns = (64 if width <= 64 else 128 for width in (D, M))
     for chunk, stages in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
+        if per_channel and chunk * features > CHUNK * 64:
+            continue  # a thread would have more than eight tokens of two channels
         if chunk == CHUNK and kind == BACKWARD and dtype == "float16" and max(D, M) > 64:
             continue  # its exponents would not fit the registers
-        found = _Plan(kind, features, columns, chunk, stages)
+        found = _Plan(kind, per_channel, features, columns, chunk, stages)
         if found.shared_bytes <= gpu.shared_bytes:
             return found
     return None
