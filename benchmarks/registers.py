@@ -95,7 +95,9 @@ def calls(kernel, dtype, width):
 
     if kernel in ("decay_pipelined", "decay_channels"):
         decays = 1 if kernel == "decay_pipelined" else width
-        return [lambda H=H, N=N: scan(H, N, decays, None, "pipelined") for H, N in HEADS_AND_LENGTHS]
+        return [
+            lambda H=H, N=N: scan(H, N, decays, None, "pipelined") for H, N in HEADS_AND_LENGTHS
+        ]
     if kernel == "decay":
         return [
             lambda H=H, N=N, decays=decays, bonus=bonus: scan(H, N, decays, bonus, "chunked")

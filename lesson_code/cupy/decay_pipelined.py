@@ -30,18 +30,17 @@ def forward(q, k, v, log_decay, initial):
 
 
 def backward(grad, grad_last, q, k, v, log_decay, initial):
-    """Gradients of q, k, v, log_decay (..., N, 1) and the initial state.
+    """Gradients of q, k, v, log_decay (..., N, D or 1) and the initial state.
 
     All have the same leading dimensions. None where the walk does not fit a multiprocessor.
     """
-    if log_decay.shape[-1] > 1:
-        return None
     one = _Scan.of(k.shape[:-2], k, v, log_decay)
     plan = one.plan(BACKWARD)
     if plan is None:
         return None
     gradients = [_arrays.empty(x.shape, _arguments.dtype_name(q), q) for x in (q, k, v)]
-    d_log = _arrays.empty((*one.leading, one.N, 1), "float32", q)
+    dtype = _arguments.dtype_name(log_decay) if plan.per_channel else "float32"
+    d_log = _arrays.empty(log_decay.shape, dtype, q)
     d_initial = _arrays.empty(initial.shape, "float32", q)
     before = one.states_of_segments(plan, k, v, initial)
     behind = one.states_of_segments(plan, q, grad, grad_last, backwards=True)
@@ -87,14 +86,19 @@ class _Plan(NamedTuple):
     @property
     def _bytes_of_channels(self) -> int:
         bands, wide, high = self.chunk // 16, self.features + 8, self.columns + 8
-        tiles = {FORWARD: 2 * wide + high, STATES: wide + high}[self.kind]
-        numbers = self.stages * self.chunk * tiles
-        floats = self.features * (self.chunk // 8 + 1)  # Decays
-        if self.kind == FORWARD:
-            levels = self.chunk.bit_length() - 1
-            numbers += levels * self.chunk * wide + self.chunk * (self.chunk + 8)
+        tiles = {FORWARD: 2 * wide + high, STATES: wide + high, BACKWARD: 2 * wide + 2 * high}
+        weights = {FORWARD: 1, STATES: 0, BACKWARD: 2}[self.kind]
+        eights, levels = self.chunk // 8, self.chunk.bit_length() - 1
+        numbers = self.stages * self.chunk * tiles[self.kind]
+        floats = self.features * (eights + 3)  # Decays
+        if weights:
+            numbers += levels * self.chunk * wide + weights * self.chunk * (self.chunk + 8)
             numbers += self.features * high
-            floats += self.features // 64 * self.chunk + bands**2
+            floats += self.features // 64 * self.chunk + weights * bands**2
+        if self.kind == BACKWARD:
+            numbers += 2 * self.chunk * wide
+            floats += self.features * ((levels - 2) * eights + 2)
+            floats += (levels + 2) * bands * (self.features // 32)
         return 2 * numbers + 4 * (floats + 8)
 
     @property
@@ -153,6 +157,7 @@ class _Scan(NamedTuple):
         rows = [_arrays.rows(x, self.leading) for x in arrays]
         segments, length = self.cuts
         aligned = all(is_aligned(x) for x in rows if x.struct["width"] > 1)
+        aligned &= plan.kind != BACKWARD or self.D % 8 == self.M % 8 == 0  # gradients have no gaps
         macros = self.macros(plan, aligned=aligned)
         sizes = (self.N, self.D, segments, length, *more)
         grid, shared = self.heads * segments, {"shared_bytes": plan.shared_bytes}
@@ -174,7 +179,8 @@ class _Scan(NamedTuple):
         width = self.log_decay.shape[-1]
         totals = _arrays.empty((self.heads, segments, width), "float32", k)
         self.states_walk(plan, k, v, None, states, totals, None, None, backwards)
-        size, together, count = self.D * self.M, self.D * self.M // width, self.heads * self.D * self.M
+        size = self.D * self.M
+        count, together = self.heads * size, size // max(1, width)
         sizes = (segments, size, together, int(backwards), np.int64(count))
         macros, file = self.macros(plan.of_states, aligned=True), plan.file
         arguments = (states, totals, initial, *sizes)
@@ -187,8 +193,11 @@ def plan(kind: str, D: int, M: int, dtype: str, gpu, per_channel: bool = False) 
     for chunk, stages in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
         if per_channel and chunk * features > CHUNK * 64:
             continue  # a thread would have more than eight tokens of two channels
-        if chunk == CHUNK and kind == BACKWARD and dtype == "float16" and max(D, M) > 64:
-            continue  # its exponents would not fit the registers
+        if kind == BACKWARD and per_channel and features > 64:
+            continue  # its registers would not suffice
+        tight = per_channel or dtype == "float16"  # and so are those of long chunks
+        if chunk == CHUNK and kind == BACKWARD and tight and max(D, M) > 64:
+            continue
         found = _Plan(kind, per_channel, features, columns, chunk, stages)
         if found.shared_bytes <= gpu.shared_bytes:
             return found

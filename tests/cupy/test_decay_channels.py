@@ -1,4 +1,4 @@
-"""A decay for each channel on the tensor cores, against float64: values, bytes, races, registers.
+"""A decay for each channel on the tensor cores, against float64: values, gradients, bytes, races.
 
 What it has in common with one decay for all is tested in test_decay_pipelined.py.
 """
@@ -10,10 +10,19 @@ import pytest
 import torch
 
 import lesson_code.torch as lt
-from lesson_code.cupy import _kernels, _launches, decay_pipelined, decaying_scan, emulator
+from lesson_code.cupy import _kernels, _launches, decay_pipelined, emulator
 from lesson_code.cupy.decay import _check_kernel
+from tests.cupy import test_decay
 from tests.cupy.test_decay import draw, error, expected
-from tests.cupy.test_decay_pipelined import TOLERANCE, WAITS, every_dtype, run
+from tests.cupy.test_decay_pipelined import (
+    TOLERANCE,
+    WAITS,
+    assert_gradients,
+    every_dtype,
+    gradients,
+    run,
+    scan,
+)
 
 FILE = decay_pipelined.CHANNELS_FILE
 # N around the 64 tokens of a chunk and the powers of two below; widths around those of tiles.
@@ -55,6 +64,20 @@ def test_it_is_the_recurrence(device, dtype, N, D, M):
         assert error(device.get(mine), theirs) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize(("dtype", "N", "D", "M"), SIZES[:4])
+def test_gradients(dtype, N, D, M):
+    assert_gradients(drawn(dtype, N, D, M), dtype)
+
+
+@pytest.mark.parametrize("log", [-100.0, -20.0, -np.inf])
+def test_gradients_where_almost_nothing_is_left(log):
+    """Those of the decays, and of the first state, are tiny, and right: nothing has cancelled."""
+    arrays = drawn("float16", 70, 5, 3)
+    arrays[3][:] = log
+    d_log = assert_gradients(arrays, "float16")[3]
+    assert (d_log == 0).all() == (log == -np.inf)
+
+
 @every_dtype
 def test_a_closed_gate_forgets_exactly(dtype):
     """What was there is large: nothing of it may be left, in the channels whose gates closed."""
@@ -68,6 +91,9 @@ def test_a_closed_gate_forgets_exactly(dtype):
     assert np.abs(out[:, 20].astype(np.float32)).max() > 1e6  # one was open until then
     assert error(out[:, 21:], theirs[:, 21:]) < TOLERANCE[dtype]
     assert error(last, end) < TOLERANCE[dtype]
+    closed = g == -np.inf
+    d_log = gradients([q, k, v, g, S], dtype)[0][3].numpy()
+    assert (d_log[closed] == 0).all() and (d_log[~closed] != 0).mean() > 0.95
 
 
 def test_many_tokens_that_hardly_fade():
@@ -95,34 +121,65 @@ def test_segments_of_a_sequence(segments, dtype="float16"):
     with emulator.trace() as counted:
         for mine, theirs in zip(run(*arrays), right(*arrays), strict=True):
             assert error(mine, theirs) < TOLERANCE[dtype]
+        assert_gradients(arrays, dtype)
     counted.check()
-    assert counted.kernels["channel_walk"].blocks == 6
+    assert counted.kernels["channel_walk"].blocks == 2 * 6
+    assert counted.kernels["channel_backward"].blocks == 6
 
 
 def test_logarithms_in_16_bits():
     q, k, v, g, S = drawn("bfloat16", 70, 64, 64)
     half = g.astype(q.dtype)
-    for mine, same in zip(run(q, k, v, half, S), run(q, k, v, half.astype(g.dtype), S), strict=True):
+    wide = half.astype(g.dtype)
+    for mine, same in zip(run(q, k, v, half, S), run(q, k, v, wide, S), strict=True):
         np.testing.assert_array_equal(mine, same)
+    found, same = (decay_pipelined.backward(v, S, q, k, v, g, S) for g in (half, wide))
+    for x, y in zip(found, same, strict=True):
+        np.testing.assert_array_equal(x, y.astype(x.dtype))
+
+
+def test_gradients_have_no_gaps_where_keys_have():
+    """Rows of 33 numbers, cut out of 40, begin at multiples of 16 bytes, but not their gradients."""
+    q, k, v, g, S = drawn("float16", 65, 33, 64)
+    wide = [np.zeros((2, 65, 40), x.dtype) for x in (q, k, g)]
+    for x, own in zip(wide, (q, k, g), strict=True):
+        x[..., :33] = own
+    q, k, g = (x[..., :33] for x in wide)
+    found = decay_pipelined.backward(v, S, q, k, v, g, S)
+    same = decay_pipelined.backward(v, S, q.copy(), k.copy(), v, g.copy(), S)
+    for x, y in zip(found, same, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 # ---- Bytes, threads and barriers. ----------------------------------------------------------------
 
 
-def test_bytes():
-    """Every number once."""
+def test_bytes(monkeypatch):
+    """Every number once forward; backward k, v and g once more, and a state each 64 tokens."""
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((9, 0), 4))
     N, D = 256, 64
     q, k, v, g, S = drawn("bfloat16", N, D, D, leading=(1,))
     with emulator.trace() as forward:
         run(q, k, v, g, S)
+    with emulator.trace() as gradients_too:
+        decay_pipelined.backward(v, S, q, k, v, g, S)
     counts = forward.kernels["channel_walk"]
-    assert counts.global_load_bytes == 2 * 3 * N * D + 4 * N * D + 4 * D * D
-    assert counts.global_store_bytes == 2 * N * D + 4 * D * D
-    assert counts.sector_efficiency > 0.8
+    logs, state, images = 4 * N * D, 4 * D * D, N // 64 * 2 * D * D
+    assert counts.global_load_bytes == 2 * 3 * N * D + logs + state
+    assert counts.global_store_bytes == 2 * N * D + state
+    states, walk = (gradients_too.kernels[f"channel_{name}"] for name in ("states", "backward"))
+    assert states.global_load_bytes == 2 * 2 * N * D + logs + state
+    assert states.global_store_bytes == images
+    assert walk.global_load_bytes == 2 * 4 * N * D + logs + state + images
+    assert walk.global_store_bytes == 2 * 3 * N * D + logs + state
+    assert min(x.sector_efficiency for x in (counts, states, walk)) > 0.8
 
 
 def everything(dtype="float16"):
-    return run(*drawn(dtype, 140, 64, 64, leading=(1,)))
+    """Outputs, states and gradients."""
+    q, k, v, g, S = drawn(dtype, 140, 64, 64, leading=(1,))
+    tensors = list(test_decay.tensors([q, k, v, g, None, S], dtype))
+    return [*scan(*tensors), *test_decay.gradients(scan, tensors)]
 
 
 def test_no_result_depends_on_the_order_of_threads(segments):
@@ -130,7 +187,7 @@ def test_no_result_depends_on_the_order_of_threads(segments):
     for order in ("reverse", 1):
         with emulator.order(order):
             for a, b in zip(first, everything(), strict=True):
-                np.testing.assert_array_equal(a, b)
+                assert torch.equal(a, b)
 
 
 COUNT = len(WAITS.findall(_kernels.text(FILE)))
@@ -165,6 +222,16 @@ def test_which_kernel_is_taken(monkeypatch, capability, D, M, why):
     if why:
         with pytest.raises(ValueError, match=f"kernel='pipelined' needs {why}"):
             _check_kernel("pipelined", q, v, g, None)
+
+
+def test_gradients_of_wide_keys_are_those_of_the_other_kernel():
+    """Registers would not suffice; wide values are in order."""
+    gpu = _kernels.Gpu((9, 0))
+    plans = [
+        decay_pipelined.plan("BACKWARD", *widths, "bfloat16", gpu, per_channel=True)
+        for widths in ((65, 64), (64, 128), (64, 64))
+    ]
+    assert [one and one.chunk for one in plans] == [None, 32, 64]
 
 
 def test_the_operator_by_the_kernel():
