@@ -19,9 +19,9 @@
 #include "tiles.h"
 #include "fading.h"
 
-constexpr int EIGHTS = CHUNK / 8;               // of tokens
-constexpr int TILE = CHUNK * FEATURE_PITCH;     // numbers
-constexpr int SLABS = FEATURES / 64;
+constexpr int EIGHTS = CHUNK / 8;            // of tokens
+constexpr int TILE = CHUNK * FEATURE_PITCH;  // numbers
+constexpr int SLABS = FEATURES / 64;         // of channels
 static_assert(EIGHTS * SLABS <= WARPS, "");
 
 // To prepare a chunk a warp has eight tokens and 64 channels, and a thread two of these, next to each other.
@@ -472,7 +472,8 @@ __device__ __forceinline__ void read_near(TYPE* levels, const TYPE* w, const int
 #pragma unroll
         for (int i = 0; i < 4; i++) {  // where one of the two is not 0 it is the right one
             const int row = lane() / 4 + i % 2 * 8, column = lane() % 4 * 2 + i / 2 * 8;
-            const unsigned first = (row ^ column) >> level == 1 ? 0xffffu : 0, second = (row ^ (column + 1)) >> level == 1 ? 0xffff0000u : 0;
+            const unsigned first = (row ^ column) >> level == 1 ? 0xffffu : 0,
+                           second = (row ^ (column + 1)) >> level == 1 ? 0xffff0000u : 0;
             pairs[0][i] = (below[i] | above[i]) & (first | second);
         }
         Part sums = {};
@@ -488,7 +489,8 @@ struct Gradients {
 
     __device__ __forceinline__ static void add(float2& to, float2 x) { to.x += x.x, to.y += x.y; }
 
-    // What tokens read, or what is read of them, in blocks of h: each counts for the decays between it and the other block.
+    // What tokens of a block of h have read of the block before, or what that behind has read of them: each counts for
+    // the decays that lie between.
     __device__ __forceinline__ void note_from(const float2 (&read)[8], int first, int h) {
         float2 sum = {0.0f, 0.0f};
 #pragma unroll
@@ -662,8 +664,8 @@ channel_backward(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Row
             const auto note_sum = [&](int n, const float2 (&read)[8]) {
                 sums_of_eights[(n * EIGHTS + own_eight()) * FEATURES / 2 + c] = Gradients::sum_of(read);
             };
-            // The thread's tokens of a tile, times decays: to the gradients of what the tile has there. Times that it is
-            // what has been read by it, or of it.
+            // A token of a tile of gradients, times its decay, is a part of the gradient of the query, or of the key, that
+            // had its place there. Their product is what has been read by this query, or of this key.
             float2 read[8];
             const auto take = [&](int t, const TYPE* tile, int level, float2 decay, float2& gradient, const TYPE* factors) {
                 const float left = SCALED ? power_of_two(part_exponents[(level * BANDS + band) * GROUPS + group]) : 1.0f;
@@ -728,7 +730,8 @@ channel_backward(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Row
 
         if (prepares()) {
             const int c = own_channel(), eight = own_eight();
-            float2 more = times(decays.over_all[c / 2], {through[c] + through[FEATURES + c], through[c + 1] + through[FEATURES + c + 1]});
+            float2 more = times(decays.over_all[c / 2],
+                                {through[c] + through[FEATURES + c], through[c + 1] + through[FEATURES + c + 1]});
             // Of the other eights in a block: of those behind the thread's own, or before it.
             const auto add_eights = [&](int n, int eights, bool behind) {
 #pragma unroll

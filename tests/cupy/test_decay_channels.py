@@ -4,6 +4,7 @@ What it has in common with one decay for all is tested in test_decay_pipelined.p
 """
 
 import contextlib
+import sys
 
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def test_logarithms_in_16_bits():
 
 
 def test_gradients_have_no_gaps_where_keys_have():
-    """Rows of 33 numbers, cut out of 40, begin at multiples of 16 bytes, but not their gradients."""
+    """Rows of 33 numbers cut out of 40 begin at multiples of 16 bytes; their gradients do not."""
     q, k, v, g, S = drawn("float16", 65, 33, 64)
     wide = [np.zeros((2, 65, 40), x.dtype) for x in (q, k, g)]
     for x, own in zip(wide, (q, k, g), strict=True):
@@ -232,6 +233,18 @@ def test_gradients_of_wide_keys_are_those_of_the_other_kernel():
         for widths in ((65, 64), (64, 128), (64, 64))
     ]
     assert [one and one.chunk for one in plans] == [None, 32, 64]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is installed on Linux only")
+def test_rows_that_begin_anywhere_spill_nothing():
+    """With logarithms in float32, which take more registers; all else is in registers.json."""
+    from lesson_code.cupy import nvrtc
+
+    macros = {"BACKWARD": 1, "TYPE": "float16", "LOG": "float", "FEATURES": 64, "COLUMNS": 64}
+    macros |= {"ONES": 0, "CHUNK": 64, "STAGES": 3, "ALIGNED": 0}
+    compiled = nvrtc.compile_source("sm_90", _kernels.source(FILE), macros, name=FILE)
+    (usage,) = compiled.kernels.values()
+    assert compiled.warnings == "" and usage.spill_bytes == usage.stack_bytes == 0
 
 
 def test_the_operator_by_the_kernel():
