@@ -91,6 +91,12 @@ STEPS = {
     ("fading_walk", 128): Steps({2: 1, 3: 2}, 0),
     ("fading_states", 64): Steps({2: 1}, 0),
     ("fading_states", 128): Steps({2: 1}, 0),
+    # At D = 128 chunks have 32 tokens.
+    ("channel_walk", 64): Steps({2: 1}, 0),
+    ("channel_walk", 128): Steps({2: 2, 3: 4}, 0),
+    ("channel_states", 64): Steps({2: 1}, 0),
+    ("channel_backward", 64): Steps({2: 1}, 0),
+    ("channel_states", 128): Steps({2: 2}, 0),
     ("fading_backward", 64): Steps({2: 1}, 0),
     ("fading_backward", 128): Steps({1: 1, 2: 2, 3: 2, 4: 2}, 0),
 }
@@ -133,7 +139,9 @@ LENGTH = {"recurrent": -2, "chunk_states": -2, "segment_sums": -1, "segment_outp
 LENGTH |= dict.fromkeys(("forward_walk", "backward_walk", "sums_of_segments"), -1)
 LENGTH |= {"forward": -2, "walk": -2, "backward": -1}
 LENGTH |= {"fading_walk": -1, "fading_states": -2, "fading_backward": -1}
+LENGTH |= {"channel_walk": -1, "channel_states": -2, "channel_backward": -1}
 FADING_WALKS = ("fading_walk", "fading_states", "fading_backward")  # of decay_pipelined.cu
+FADING_WALKS += ("channel_walk", "channel_states", "channel_backward")  # of decay_channels.cu
 WALKS = ("forward_walk", "backward_walk", "sums_of_segments", *FADING_WALKS)
 # Bytes in a cycle that the second cache sends to one multiprocessor at most, and to all (NVIDIA's
 # white paper on the A100; of later GPUs it is not published).
@@ -265,10 +273,10 @@ def bytes_of(arrays) -> int:
 def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> dict:
     """What a walk does, for the whole launch, where its loads are hidden.
 
-    It is one of pipelined.cu or decay_pipelined.cu. A step of it takes its cycles, or those of a
-    trip over the steps for which a copy is on its way. Where segments make their states themselves,
-    the steps for it are those of "sums_of_segments", and what they read once more comes from the
-    cache: the walk takes as long as that needs, if it is longer.
+    It is one of pipelined.cu, decay_pipelined.cu or decay_channels.cu. A step of it takes its
+    cycles, or those of a trip over the steps for which a copy is on its way. Where segments make
+    their states themselves, the steps for it are those of "sums_of_segments", and what they read
+    once more comes from the cache: the walk takes as long as that needs, if it is longer.
     """
     machine, macros, steps = GPUS[gpu], dict(one.macros), STEPS[one.function, D]
     trip = machine.latency * machine.clock / (macros["STAGES"] - 1)
@@ -399,6 +407,7 @@ KERNELS = {
 KERNELS["decay_head"] = Kernel(functools.partial(fading, "chunked", False))
 KERNELS["decay_channel"] = Kernel(functools.partial(fading, "chunked", True), 5, 9)
 KERNELS["decay_pipelined"] = Kernel(functools.partial(fading, "pipelined", False))
+KERNELS["decay_channel_pipelined"] = Kernel(functools.partial(fading, "pipelined", True), 5, 9)
 
 
 def row_of(name: str, shape: tuple[int, ...], backward: bool, gpu: str) -> dict:

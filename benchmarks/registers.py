@@ -44,6 +44,7 @@ DTYPES = {
     "wkv": (torch.float32, torch.float16, torch.bfloat16),
     "decay": (torch.float32, torch.bfloat16),
     "decay_pipelined": (torch.float16, torch.bfloat16),
+    "decay_channels": (torch.float16, torch.bfloat16),
     "delta": (torch.float32, torch.bfloat16),
 }
 WIDTHS = {
@@ -54,6 +55,7 @@ WIDTHS = {
     "wkv": (64,),  # a thread has one channel, however many there are
     "decay": (64, 128, 256),
     "decay_pipelined": (64, 128),
+    "decay_channels": (64, 128),
     "delta": (64, 128),
 }
 HEADS_AND_LENGTHS = ((8, 512), (256, 64))
@@ -91,8 +93,11 @@ def calls(kernel, dtype, width):
         x = torch.zeros(H, N, width, dtype=dtype, requires_grad=True)
         return decaying_scan(x, x, x, x[..., :decays], bonus, kernel=kernel, device="cpu")
 
-    if kernel == "decay_pipelined":
-        return [lambda H=H, N=N: scan(H, N, 1, None, "pipelined") for H, N in HEADS_AND_LENGTHS]
+    if kernel in ("decay_pipelined", "decay_channels"):
+        decays = 1 if kernel == "decay_pipelined" else width
+        return [
+            lambda H=H, N=N: scan(H, N, decays, None, "pipelined") for H, N in HEADS_AND_LENGTHS
+        ]
     if kernel == "decay":
         return [
             lambda H=H, N=N, decays=decays, bonus=bonus: scan(H, N, decays, bonus, "chunked")
@@ -153,8 +158,9 @@ def all_launches(architectures, kernels, widths=None):
 
 def fingerprint():
     """A number of the kernel files without comments and spaces, and of all launches."""
-    headers = ("gpu.h", "rows.h", "tiles.h")
-    kernels = ("linear.cu", "pipelined.cu", "wkv.cu", "decay.cu", "decay_pipelined.cu", "delta.cu")
+    headers = ("gpu.h", "rows.h", "tiles.h", "fading.h")
+    kernels = ("linear.cu", "pipelined.cu", "wkv.cu", "decay.cu", "delta.cu")
+    kernels += ("decay_pipelined.cu", "decay_channels.cu")
     texts = [re.sub(r"//.*|\s+", " ", _kernels.text(file)).split() for file in headers + kernels]
     launched = all_launches(GPUS, DTYPES)
     return hashlib.sha256(repr((texts, launched, nvrtc.OPTIONS)).encode()).hexdigest()

@@ -1,7 +1,8 @@
 """Linear attention whose memory fades, on a GPU: RetNet, Mamba-2, GLA and RWKV-6.
 
-The kernels are in ``decay.cu``; here is what surrounds them: checks, memory and launches. Where one
-number is the decay of all channels, those of ``decay_pipelined.cu`` may take their place.
+The kernels are in ``decay.cu``; here is what surrounds them: checks, memory and launches. For
+numbers of 16 bits those of ``decay_pipelined.cu`` may take their place, where one number is the
+decay of all channels, and else those of ``decay_channels.cu``.
 """
 
 import math
@@ -62,10 +63,11 @@ def decaying_scan(
         dimensions of k, v, log_decay and the initial state.
     kernel : str, optional
         "chunked" (chunks of 16 tokens, float32 arithmetic) or "pipelined" (chunks of 64 on the
-        tensor cores, with the next ones on their way meanwhile). The latter needs float16 or
-        bfloat16, a GPU of compute capability 8.0, one decay for all channels, no bonus, and D and M
-        of at most 128. None takes it where it can run and there are more than 16 tokens; by
-        `benchmarks/kernel_times.py` it is the faster one.
+        tensor cores, with the next ones on their way meanwhile; of 32 where shared memory or
+        registers do not suffice). The latter needs float16 or bfloat16, a GPU of compute capability
+        8.0, no bonus, and D and M of at most 128; with a decay for each channel and D above 64, a
+        GPU with more than 99 KiB of shared memory for a block. None takes it where it can run and
+        there are more than 16 tokens; by `benchmarks/kernel_times.py` it is the faster one.
     device : str
         "cuda", or "cpu", which emulates the kernels.
 
@@ -76,15 +78,16 @@ def decaying_scan(
     sequence is cut into segments, which are computed at the same time.
 
     "pipelined" rounds what it multiplies to the dtype of q, decays and all: weights of pairs, keys
-    on their way into the state, and states between chunks. In float16, weights and states are
-    scaled by powers of two, so that no state is too large.
+    on their way into the state, and states between chunks; with a decay for each channel, queries
+    and keys of all pairs too. In float16, weights and states are scaled by powers of two, so that
+    no state is too large.
 
     The backward pass computes the state before every 64th token again (on small GPUs, every 32nd or
     16th), and keeps them while it runs: D M / 64 numbers a token, of 16 bits in "pipelined". That
-    hands over to "chunked" where its tiles would not fit a multiprocessor. It can be differentiated
-    once, in reverse mode; where log_decay is -inf its gradient is 0. NaN reaches
-    the outputs that depend on it and no other sequence; in "pipelined" it may reach earlier
-    positions of its chunk, and infinity may become NaN.
+    hands over to "chunked" where its tiles would not fit a multiprocessor, and where each of more
+    than 64 channels has its decay. It can be differentiated once, in reverse mode; where log_decay
+    is -inf its gradient is 0. NaN reaches the outputs that depend on it and no other sequence; in
+    "pipelined" it may reach earlier positions of its chunk, and infinity may become NaN.
 
     References
     ----------
@@ -165,10 +168,13 @@ def _pipelined_lacks(q, v, log_decay, bonus) -> str:
         return f"float16 or bfloat16, got {dtype}"
     if gpu.capability < (8, 0):
         return f"a GPU of compute capability 8.0, got {'.'.join(map(str, gpu.capability))}"
-    if log_decay.shape[-1] > 1 or bonus is not None:
-        return "one decay for all channels and no bonus"
+    if bonus is not None:
+        return "no bonus"
     if max(D, M) > decay_pipelined.MAX_WIDTH:
         return f"queries and values at most {decay_pipelined.MAX_WIDTH} wide, got {D} and {M}"
+    per_channel = log_decay.shape[-1] > 1
+    if decay_pipelined.plan(decay_pipelined.FORWARD, D, M, dtype, gpu, per_channel) is None:
+        return f"more shared memory than the {gpu.shared_bytes} bytes of this GPU for D = {D}"
     return ""
 
 

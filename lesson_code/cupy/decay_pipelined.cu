@@ -16,6 +16,7 @@
 // and writes down, in 16 bits, the state before each chunk.
 
 #include "tiles.h"
+#include "fading.h"
 
 constexpr int TOKENS = CHUNK / 32;  // of a chunk, for each lane of a warp
 #ifdef BACKWARD
@@ -113,13 +114,6 @@ struct Logs {
     }
 };
 
-// Two neighbors of 16 bits.
-__device__ __forceinline__ float2 to_floats(unsigned both) {
-    const TYPE low = {static_cast<unsigned short>(both)}, high = {static_cast<unsigned short>(both >> 16)};
-    return {to_float(low), to_float(high)};
-}
-__device__ __forceinline__ float2 to_floats(const TYPE* at) { return to_floats(*reinterpret_cast<const unsigned*>(at)); }
-
 // Keys of 16 tokens on their way into a state, each times what is left of it at the end of the chunk; or queries into
 // the gradient of one, by what they see of its start.
 template <bool TO_END> struct Faded {
@@ -148,18 +142,6 @@ __device__ __forceinline__ void pass(State& state, const TYPE* keys, const TYPE*
     state.add(keys, values, Faded<TO_END>{decays, less}, false, Ones());
 #pragma unroll
     for (int b = 0; SCALED && !TO_END && b < STATE_DOWN; b++) scale(state.numbers[b], is_scaled ? power_of_two(exponent) : 1.0f);
-}
-
-// A state is shared in 16 bits, divided by the power of two that the largest of it asks for.
-__device__ __forceinline__ void note_largest(const State& state, float* maxima) {
-    if (!SCALED) return;
-    const float largest = state.largest(false);
-    if (lane() == 0) maxima[warp()] = largest;
-}
-__device__ __forceinline__ int exponent_of_all(const float* maxima) {
-    float largest = 0.0f;
-    for (int w = 0; SCALED && w < WARPS; w++) largest = fmaxf(largest, maxima[w]);
-    return SCALED ? exponent_for(largest) : 0;
 }
 
 // Rows of a pair of bands, each times what is left at its token of the chunk's start; or of it at the chunk's end.
@@ -288,14 +270,7 @@ fading_states(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay,
         if (images) {
             const int exponent = exponent_of_all(maxima);
             const long long chunk = head * ((N + CHUNK - 1) / CHUNK) + start_of(i) / CHUNK;
-            const Rows<TYPE> image = {images + chunk * FEATURES * COLUMNS, 0, 0, COLUMNS, 1, COLUMNS, 0, 0};
-#pragma unroll
-            for (int b = 0; b < STATE_DOWN; b++) {
-                float numbers[STATE_ACROSS][4];
-                for (int n = 0; n < STATE_ACROSS; n++)
-                    for (int e = 0; e < 4; e++) numbers[n][e] = state.numbers[b][n][e] * power_of_two(-exponent);
-                store_rows(numbers, image, (quarter() * STATE_DOWN + b) * 16, FEATURES, half() * STATE_ACROSS * 8);
-            }
+            write_image(state, images + chunk * FEATURES * COLUMNS, exponent);
             if (SCALED && threadIdx.x == 0) exponents[chunk] = exponent;
         }
         if (prepares()) {
@@ -313,23 +288,6 @@ fading_states(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const LOG> log_decay,
     });
     if (sums) state.transfer<false>(sums + blockIdx.x * size, features, v.width, v.width, 0);
     if (totals && threadIdx.x == 0) totals[blockIdx.x] = left;
-}
-
-// The memory before each segment in the place of what the segment adds; backwards, that behind it. A thread has one
-// number of it.
-extern "C" __global__ void __launch_bounds__(THREADS)
-fading_segments(float* states, const float* totals, const float* initial, int segments, int size, int backwards,
-                   long long count) {
-    const long long i = blockIdx.x * (long long)THREADS + threadIdx.x;
-    if (i >= count) return;
-    float state = initial[i];
-    for (int s = 0; s < segments; s++) {
-        const long long number = i / size * segments + (backwards ? segments - 1 - s : s);
-        float& own = states[number * size + i % size];
-        const float added = own;
-        own = state;
-        state = totals[number] * state + added;
-    }
 }
 #endif
 
@@ -445,27 +403,6 @@ __device__ __forceinline__ void write_log_gradients(float* d_log, int start, int
         if (start + t < end) d_log[start + t] = sums[n];
     }
 }
-
-// The image of a state on its way from memory, in registers.
-struct Image {
-    static constexpr int LOADS = FEATURES * COLUMNS / 8 / THREADS;
-    uint4 held[LOADS];
-    int exponent;
-
-    __device__ __forceinline__ void ask(const TYPE* images, const int* exponents, long long chunk) {
-        const uint4* from = reinterpret_cast<const uint4*>(images + chunk * FEATURES * COLUMNS) + threadIdx.x;
-#pragma unroll
-        for (int n = 0; n < LOADS; n++) held[n] = from[n * THREADS];
-        exponent = SCALED ? exponents[chunk] : 0;
-    }
-    __device__ __forceinline__ void store(TYPE* memory) const {
-#pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const int at = (n * THREADS + threadIdx.x) * 8;
-            *reinterpret_cast<uint4*>(memory + at / COLUMNS * COLUMN_PITCH + at % COLUMNS) = held[n];
-        }
-    }
-};
 
 // Gradients for [first, first + length) of a head, from its last chunk to its first, from G behind it. The same part of
 // shared memory has first S, for dq, and then G.

@@ -1,4 +1,7 @@
-"""How decay_pipelined.cu is launched: macros, grids, and the memory it needs."""
+"""How decay_pipelined.cu and decay_channels.cu are launched: macros, grids, and memory.
+
+The former has one decay for all channels of a head, the latter one for each.
+"""
 
 import math
 from typing import NamedTuple
@@ -9,7 +12,7 @@ from lesson_code import _arguments
 from lesson_code.cupy import _arrays, _fading, _kernels
 from lesson_code.cupy._launches import CHUNK, THREADS, blocks, is_aligned, segments_of
 
-FILE = "decay_pipelined.cu"
+FILE, CHANNELS_FILE = "decay_pipelined.cu", "decay_channels.cu"
 MAX_WIDTH = 128  # of queries and values: wider states would not fit the registers
 FORWARD, STATES, BACKWARD = "FORWARD", "STATES", "BACKWARD"
 
@@ -18,16 +21,16 @@ def forward(q, k, v, log_decay, initial):
     """Outputs (..., N, M) in the dtype of q, and the last state (..., D, M) in float32."""
     parts = (x.shape[:-2] for x in (q, k, v, log_decay, initial))
     one = _Scan.of(np.broadcast_shapes(*parts), k, v, log_decay)
+    plan = one.plan(FORWARD)
     out = _arrays.empty((*one.leading, one.N, one.M), _arguments.dtype_name(q), q)
     last = _arrays.empty((*one.leading, one.D, one.M), "float32", q)
-    plan = one.plan(FORWARD)
     states = one.states_of_segments(plan, k, v, initial)
-    one.run(plan, "fading_walk", (q, k, v, log_decay, out), (states, last))
+    one.run(plan, "walk", (q, k, v, log_decay, out), (states, last))
     return out, last
 
 
 def backward(grad, grad_last, q, k, v, log_decay, initial):
-    """Gradients of q, k, v, log_decay (..., N, 1) and the initial state.
+    """Gradients of q, k, v, log_decay (..., N, D or 1) and the initial state.
 
     All have the same leading dimensions. None where the walk does not fit a multiprocessor.
     """
@@ -36,7 +39,8 @@ def backward(grad, grad_last, q, k, v, log_decay, initial):
     if plan is None:
         return None
     gradients = [_arrays.empty(x.shape, _arguments.dtype_name(q), q) for x in (q, k, v)]
-    d_log = _arrays.empty((*one.leading, one.N, 1), "float32", q)
+    dtype = _arguments.dtype_name(log_decay) if plan.per_channel else "float32"
+    d_log = _arrays.empty(log_decay.shape, dtype, q)
     d_initial = _arrays.empty(initial.shape, "float32", q)
     before = one.states_of_segments(plan, k, v, initial)
     behind = one.states_of_segments(plan, q, grad, grad_last, backwards=True)
@@ -46,7 +50,7 @@ def backward(grad, grad_last, q, k, v, log_decay, initial):
     exponents = _arrays.empty((count,), "int32", q)
     one.states_walk(plan, k, v, before, None, None, images, exponents)
     arguments = (*gradients, d_log, images, exponents, behind, d_initial)
-    one.run(plan, "fading_backward", (q, k, v, grad, log_decay), arguments)
+    one.run(plan, "backward", (q, k, v, grad, log_decay), arguments)
     return *gradients, d_log, d_initial
 
 
@@ -54,13 +58,20 @@ class _Plan(NamedTuple):
     """How a walk fits shared memory."""
 
     kind: str
+    per_channel: bool
     features: int
     columns: int
     chunk: int  # tokens
     stages: int
 
     @property
+    def file(self) -> str:
+        return CHANNELS_FILE if self.per_channel else FILE
+
+    @property
     def shared_bytes(self) -> int:
+        if self.per_channel:
+            return self._bytes_of_channels
         bands, wide, high = self.chunk // 16, self.features + 8, self.columns + 8
         tiles = {FORWARD: 2 * wide + high, STATES: wide + high, BACKWARD: 2 * wide + 2 * high}
         weights = {FORWARD: 1, STATES: 0, BACKWARD: 2}[self.kind]
@@ -71,6 +82,24 @@ class _Plan(NamedTuple):
         if self.kind == BACKWARD:  # Readings, Crossings
             floats += 2 * 33 * bands**2 + 8 * self.chunk + 8
         return 2 * numbers + 4 * (floats + 8 + weights * bands**2)
+
+    @property
+    def _bytes_of_channels(self) -> int:
+        bands, wide, high = self.chunk // 16, self.features + 8, self.columns + 8
+        tiles = {FORWARD: 2 * wide + high, STATES: wide + high, BACKWARD: 2 * wide + 2 * high}
+        weights = {FORWARD: 1, STATES: 0, BACKWARD: 2}[self.kind]
+        eights, levels = self.chunk // 8, self.chunk.bit_length() - 1
+        numbers = self.stages * self.chunk * tiles[self.kind]
+        floats = self.features * (eights + 3)  # Decays
+        if weights:
+            numbers += levels * self.chunk * wide + weights * self.chunk * (self.chunk + 8)
+            numbers += self.features * high
+            floats += self.features // 64 * self.chunk + weights * bands**2
+        if self.kind == BACKWARD:
+            numbers += 2 * self.chunk * wide
+            floats += self.features * ((levels - 2) * eights + 2)
+            floats += (levels + 2) * bands * (self.features // 32)
+        return 2 * numbers + 4 * (floats + 8)
 
     @property
     def of_states(self) -> "_Plan":
@@ -100,7 +129,8 @@ class _Scan(NamedTuple):
     def plan(self, kind: str) -> _Plan | None:
         """None where the walk does not fit a multiprocessor."""
         dtype = _arguments.dtype_name(self.like)
-        return plan(kind, self.D, self.M, dtype, _kernels.gpu(self.like))
+        per_channel = self.log_decay.shape[-1] > 1
+        return plan(kind, self.D, self.M, dtype, _kernels.gpu(self.like), per_channel)
 
     @property
     def cuts(self) -> tuple[int, int]:
@@ -127,15 +157,17 @@ class _Scan(NamedTuple):
         rows = [_arrays.rows(x, self.leading) for x in arrays]
         segments, length = self.cuts
         aligned = all(is_aligned(x) for x in rows if x.struct["width"] > 1)
+        aligned &= plan.kind != BACKWARD or self.D % 8 == self.M % 8 == 0  # gradients have no gaps
         macros = self.macros(plan, aligned=aligned)
         sizes = (self.N, self.D, segments, length, *more)
         grid, shared = self.heads * segments, {"shared_bytes": plan.shared_bytes}
-        _kernels.run(FILE, macros, name, grid, THREADS, *rows, *arguments, *sizes, **shared)
+        file, name = plan.file, f"{'channel' if plan.per_channel else 'fading'}_{name}"
+        _kernels.run(file, macros, name, grid, THREADS, *rows, *arguments, *sizes, **shared)
 
     def states_walk(self, plan, k, v, before, sums, totals, images, exponents, backwards=False):
         arguments = (before, sums, totals, images, exponents)
         plan, more = plan.of_states, int(backwards)
-        self.run(plan, "fading_states", (k, v, self.log_decay), arguments, more)
+        self.run(plan, "states", (k, v, self.log_decay), arguments, more)
 
     def states_of_segments(self, plan, k, v, initial, backwards=False):
         """The states before all segments; backwards, those behind them."""
@@ -144,21 +176,29 @@ class _Scan(NamedTuple):
         if segments == 1 or not self.heads:
             return initial
         states = _arrays.empty((self.heads, segments, self.D, self.M), "float32", k)
-        totals = _arrays.empty((self.heads, segments), "float32", k)
+        width = self.log_decay.shape[-1]
+        totals = _arrays.empty((self.heads, segments, width), "float32", k)
         self.states_walk(plan, k, v, None, states, totals, None, None, backwards)
-        size, count = self.D * self.M, self.heads * self.D * self.M
-        arguments = (states, totals, initial, segments, size, int(backwards), np.int64(count))
-        macros = self.macros(plan.of_states, aligned=True)
-        _kernels.run(FILE, macros, "fading_segments", blocks(count, 256), 256, *arguments)
+        size = self.D * self.M
+        count, together = self.heads * size, size // max(1, width)
+        sizes = (segments, size, together, int(backwards), np.int64(count))
+        macros, file = self.macros(plan.of_states, aligned=True), plan.file
+        arguments = (states, totals, initial, *sizes)
+        _kernels.run(file, macros, "fading_segments", blocks(count, 256), 256, *arguments)
         return states
 
 
-def plan(kind: str, D: int, M: int, dtype: str, gpu) -> _Plan | None:
+def plan(kind: str, D: int, M: int, dtype: str, gpu, per_channel: bool = False) -> _Plan | None:
     features, columns = (64 if width <= 64 else 128 for width in (D, M))
     for chunk, stages in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
-        if chunk == CHUNK and kind == BACKWARD and dtype == "float16" and max(D, M) > 64:
-            continue  # its exponents would not fit the registers
-        found = _Plan(kind, features, columns, chunk, stages)
+        if per_channel and chunk * features > CHUNK * 64:
+            continue  # a thread would have more than eight tokens of two channels
+        if kind == BACKWARD and per_channel and features > 64:
+            continue  # its registers would not suffice
+        tight = per_channel or dtype == "float16"  # and so are those of long chunks
+        if chunk == CHUNK and kind == BACKWARD and tight and max(D, M) > 64:
+            continue
+        found = _Plan(kind, per_channel, features, columns, chunk, stages)
         if found.shared_bytes <= gpu.shared_bytes:
             return found
     return None

@@ -300,7 +300,7 @@ def test_every_gpu_has_every_kernel(committed: list[dict], architecture: str) ->
     found = {(r["kernel"], r["dtype"]) for r in committed if r["architecture"] == architecture}
     kernels = {"recurrent", "chunked", "tensor_core", "pipelined", "wkv", "decay", "delta"}
     if architecture in WITH_BFLOAT16:
-        kernels.add("decay_pipelined")
+        kernels |= {"decay_pipelined", "decay_channels"}
     assert {kernel for kernel, _ in found} == kernels
     assert ("tensor_core", "float16") in found
     assert (("tensor_core", "bfloat16") in found) == (architecture in WITH_BFLOAT16)
@@ -343,7 +343,7 @@ def test_the_kernels_compile_without_a_warning(
     for kernel, dtypes in script.DTYPES.items():
         with mock.patch.dict(script.DTYPES, {kernel: [dtypes[which]]}):
             found = script.all_launches([architecture], [kernel], [64])
-        if kernel == "decay_pipelined" and architecture not in WITH_BFLOAT16:
+        if kernel in ("decay_pipelined", "decay_channels") and architecture not in WITH_BFLOAT16:
             assert not found
             continue
         [launches] = found.values()

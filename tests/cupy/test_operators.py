@@ -233,7 +233,8 @@ for N, D, G in ((0, 3, 2), (1, 1, 1), (7, 33, 2), (8, 5, 3), (13, 31, 1), (16, 2
 for N, D, M in ((0, 3, 2), (1, 1, 1), (17, 33, 5)):
     q, k = rng.normal(size=(2, 2, N, D)).astype("float16")
     v, S = rng.normal(size=(2, N, M)).astype("float16"), np.ones((2, D, M), "float32")
-    cases = ((D, S[..., 0], "chunked"), (1, None, "chunked"), (1, None, "pipelined"))
+    cases = ((D, S[..., 0], "chunked"), (1, None, "chunked"))
+    cases += ((1, None, "pipelined"), (D, None, "pipelined"))
     for width, u, kernel in cases:
         g = -np.ones((2, N, width), "float32")
         decay.forward(q, k, v, g, u, S, kernel)

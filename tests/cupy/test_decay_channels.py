@@ -1,0 +1,270 @@
+"""A decay for each channel on the tensor cores, against float64: values, gradients, bytes, races.
+
+What it has in common with one decay for all is tested in test_decay_pipelined.py.
+"""
+
+import contextlib
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import lesson_code.torch as lt
+from lesson_code.cupy import _kernels, _launches, decay_pipelined, emulator
+from lesson_code.cupy.decay import _check_kernel
+from tests.cupy import test_decay
+from tests.cupy.test_decay import draw, error, expected
+from tests.cupy.test_decay_pipelined import (
+    TOLERANCE,
+    WAITS,
+    assert_gradients,
+    every_dtype,
+    gradients,
+    run,
+    scan,
+)
+
+FILE = decay_pipelined.CHANNELS_FILE
+# N around the 64 tokens of a chunk and the powers of two below; widths around those of tiles.
+SIZES = [
+    ("bfloat16", 0, 5, 3),
+    ("float16", 1, 5, 33),
+    ("float16", 65, 33, 64),
+    ("bfloat16", 200, 64, 64),
+    ("bfloat16", 70, 128, 100),
+]
+every_size = pytest.mark.parametrize(("dtype", "N", "D", "M"), SIZES)
+
+
+def drawn(dtype, N, D, M, leading=(2,)):
+    """[q, k, v, log_decay, initial state]: in each channel some gates are open, some closed."""
+    q, k, v, g, _, S = draw("channel", N, D, M, dtype, leading)
+    return [q, k, v, g.astype(np.float32), S]
+
+
+def right(q, k, v, g, S):
+    return expected(q, k, v, g, None, S)
+
+
+@pytest.fixture
+def segments(monkeypatch):
+    """A GPU that cuts a sequence of one head into segments of 64 tokens."""
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((9, 0), 8))
+    monkeypatch.setattr(_launches, "MIN_SEGMENT", 48)
+
+
+# ---- Values. -------------------------------------------------------------------------------------
+
+
+@every_size
+def test_it_is_the_recurrence(device, dtype, N, D, M):
+    arrays = drawn(dtype, N, D, M)
+    out, last = run(*(device.put(x)[0] for x in arrays), device=device.device)
+    for mine, theirs in zip((out, last), right(*arrays), strict=True):
+        assert error(device.get(mine), theirs) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("dtype", "N", "D", "M"), SIZES[:4])
+def test_gradients(dtype, N, D, M):
+    assert_gradients(drawn(dtype, N, D, M), dtype)
+
+
+@pytest.mark.parametrize("log", [-100.0, -20.0, -np.inf])
+def test_gradients_where_almost_nothing_is_left(log):
+    """Those of the decays, and of the first state, are tiny, and right: nothing has cancelled."""
+    arrays = drawn("float16", 70, 5, 3)
+    arrays[3][:] = log
+    d_log = assert_gradients(arrays, "float16")[3]
+    assert (d_log == 0).all() == (log == -np.inf)
+
+
+@every_dtype
+def test_a_closed_gate_forgets_exactly(dtype):
+    """What was there is large: nothing of it may be left, in the channels whose gates closed."""
+    large = np.float32(1e12 if dtype == "float16" else 1e30)
+    q, k, v, g, S = drawn(dtype, 140, 5, 3)
+    g[:] = -0.1
+    for c, t in enumerate((21, 3, 15, 20, 0)):  # behind token 21 all have been
+        g[:, t, c] = -np.inf
+    out, last = run(q, k, v, g, S * large)
+    theirs, end = right(q, k, v, g, np.zeros_like(S))
+    assert np.abs(out[:, 20].astype(np.float32)).max() > 1e6  # one was open until then
+    assert error(out[:, 21:], theirs[:, 21:]) < TOLERANCE[dtype]
+    assert error(last, end) < TOLERANCE[dtype]
+    closed = g == -np.inf
+    d_log = gradients([q, k, v, g, S], dtype)[0][3].numpy()
+    assert (d_log[closed] == 0).all() and (d_log[~closed] != 0).mean() > 0.95
+
+
+def test_many_tokens_that_hardly_fade():
+    q, k, v, _, _ = drawn("bfloat16", 3000, 2, 1, leading=())
+    g = np.full((3000, 2), np.log1p(-(2.0**-13)), np.float32)
+    S = np.zeros((2, 1), np.float32)
+    q, k, v = (abs(x) for x in (q, k, v))
+    for mine, theirs in zip(run(q, k, v, g, S), right(q, k, v, g, S), strict=True):
+        assert error(mine, theirs) < TOLERANCE["bfloat16"]
+
+
+def test_nan_reaches_its_own_sequence_alone():
+    for spoiled in range(4):
+        arrays = drawn("bfloat16", 140, 5, 3)
+        arrays[3][:] = -0.1
+        arrays[spoiled][1, 70] = np.nan
+        bad = np.isnan(run(*arrays)[0].astype(np.float32))
+        assert not bad[0].any() and not bad[1, :64].any() and bad[1, 70 + (spoiled == 3)].any()
+
+
+def test_segments_of_a_sequence(segments, dtype="float16"):
+    arrays = drawn(dtype, 330, 20, 40, leading=(1,))
+    arrays[3][:] *= 0.05
+    arrays[3][0, 100, ::2] = -np.inf
+    with emulator.trace() as counted:
+        for mine, theirs in zip(run(*arrays), right(*arrays), strict=True):
+            assert error(mine, theirs) < TOLERANCE[dtype]
+        assert_gradients(arrays, dtype)
+    counted.check()
+    assert counted.kernels["channel_walk"].blocks == 2 * 6
+    assert counted.kernels["channel_backward"].blocks == 6
+
+
+def test_logarithms_in_16_bits():
+    q, k, v, g, S = drawn("bfloat16", 70, 64, 64)
+    half = g.astype(q.dtype)
+    wide = half.astype(g.dtype)
+    for mine, same in zip(run(q, k, v, half, S), run(q, k, v, wide, S), strict=True):
+        np.testing.assert_array_equal(mine, same)
+    found, same = (decay_pipelined.backward(v, S, q, k, v, g, S) for g in (half, wide))
+    for x, y in zip(found, same, strict=True):
+        np.testing.assert_array_equal(x, y.astype(x.dtype))
+
+
+def test_gradients_have_no_gaps_where_keys_have():
+    """Rows of 33 numbers cut out of 40 begin at multiples of 16 bytes; their gradients do not."""
+    q, k, v, g, S = drawn("float16", 65, 33, 64)
+    wide = [np.zeros((2, 65, 40), x.dtype) for x in (q, k, g)]
+    for x, own in zip(wide, (q, k, g), strict=True):
+        x[..., :33] = own
+    q, k, g = (x[..., :33] for x in wide)
+    found = decay_pipelined.backward(v, S, q, k, v, g, S)
+    same = decay_pipelined.backward(v, S, q.copy(), k.copy(), v, g.copy(), S)
+    for x, y in zip(found, same, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+# ---- Bytes, threads and barriers. ----------------------------------------------------------------
+
+
+def test_bytes(monkeypatch):
+    """Every number once forward; backward k, v and g once more, and a state each 64 tokens."""
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((9, 0), 4))
+    N, D = 256, 64
+    q, k, v, g, S = drawn("bfloat16", N, D, D, leading=(1,))
+    with emulator.trace() as forward:
+        run(q, k, v, g, S)
+    with emulator.trace() as gradients_too:
+        decay_pipelined.backward(v, S, q, k, v, g, S)
+    counts = forward.kernels["channel_walk"]
+    logs, state, images = 4 * N * D, 4 * D * D, N // 64 * 2 * D * D
+    assert counts.global_load_bytes == 2 * 3 * N * D + logs + state
+    assert counts.global_store_bytes == 2 * N * D + state
+    states, walk = (gradients_too.kernels[f"channel_{name}"] for name in ("states", "backward"))
+    assert states.global_load_bytes == 2 * 2 * N * D + logs + state
+    assert states.global_store_bytes == images
+    assert walk.global_load_bytes == 2 * 4 * N * D + logs + state + images
+    assert walk.global_store_bytes == 2 * 3 * N * D + logs + state
+    assert min(x.sector_efficiency for x in (counts, states, walk)) > 0.8
+
+
+def everything(dtype="float16"):
+    """Outputs, states and gradients."""
+    q, k, v, g, S = drawn(dtype, 140, 64, 64, leading=(1,))
+    tensors = list(test_decay.tensors([q, k, v, g, None, S], dtype))
+    return [*scan(*tensors), *test_decay.gradients(scan, tensors)]
+
+
+def test_no_result_depends_on_the_order_of_threads(segments):
+    first = everything()
+    for order in ("reverse", 1):
+        with emulator.order(order):
+            for a, b in zip(first, everything(), strict=True):
+                assert torch.equal(a, b)
+
+
+COUNT = len(WAITS.findall(_kernels.text(FILE)))
+
+
+@pytest.mark.parametrize("number", [None, *range(COUNT)])
+def test_a_barrier_that_is_missing_is_caught(leave_out, segments, number):
+    leave_out(FILE, number, WAITS)
+    with emulator.trace() as counted:
+        everything()
+    with contextlib.nullcontext() if number is None else pytest.raises(emulator.RaceError):
+        counted.check()
+
+
+# ---- Which kernel it is. -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "D", "M", "why"),
+    [
+        ((8, 0), 128, 128, ""),
+        ((8, 6), 64, 128, ""),
+        ((8, 6), 65, 64, "more shared memory than the 101376 bytes of this GPU for D = 65"),
+    ],
+)
+def test_which_kernel_is_taken(monkeypatch, capability, D, M, why):
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(capability))
+    q, _, v, g, _ = drawn("bfloat16", 17, D, M)
+    assert _check_kernel(None, q, v, g, None) == ("chunked" if why else "pipelined")
+    with pytest.raises(ValueError, match="no bonus"):
+        _check_kernel("pipelined", q, v, g, np.zeros(D, np.float32))
+    if why:
+        with pytest.raises(ValueError, match=f"kernel='pipelined' needs {why}"):
+            _check_kernel("pipelined", q, v, g, None)
+
+
+def test_gradients_of_wide_keys_are_those_of_the_other_kernel():
+    """Registers would not suffice; wide values are in order."""
+    gpu = _kernels.Gpu((9, 0))
+    plans = [
+        decay_pipelined.plan("BACKWARD", *widths, "bfloat16", gpu, per_channel=True)
+        for widths in ((65, 64), (64, 128), (64, 64))
+    ]
+    assert [one and one.chunk for one in plans] == [None, 32, 64]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is installed on Linux only")
+def test_rows_that_begin_anywhere_spill_nothing():
+    """With logarithms in float32, which take more registers; all else is in registers.json."""
+    from lesson_code.cupy import nvrtc
+
+    macros = {"BACKWARD": 1, "TYPE": "float16", "LOG": "float", "FEATURES": 64, "COLUMNS": 64}
+    macros |= {"ONES": 0, "CHUNK": 64, "STAGES": 3, "ALIGNED": 0}
+    compiled = nvrtc.compile_source("sm_90", _kernels.source(FILE), macros, name=FILE)
+    (usage,) = compiled.kernels.values()
+    assert compiled.warnings == "" and usage.spill_bytes == usage.stack_bytes == 0
+
+
+def test_the_operator_by_the_kernel():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 70, width).bfloat16() for width in (5, 5, 3))
+    arrays, state = (q, k, v, -torch.rand(2, 70, 5).bfloat16()), torch.randn(2, 5, 3)
+    options = {"return_state": True}
+    exact = [x.double().requires_grad_() for x in arrays]
+    arrays = [x.requires_grad_() for x in arrays]
+    with emulator.trace() as counted:
+        out, last = lt.gated_linear_attention(
+            *arrays, backend="cupy", initial_state=state, **options
+        )
+    assert set(counted.kernels) == {"channel_walk"}
+    assert out.dtype == torch.bfloat16 and last.dtype == torch.float32
+    theirs, end = lt.gated_linear_attention(
+        *exact, form="recurrent", initial_state=state.double(), **options
+    )
+    assert error(out.detach().double(), theirs.detach()) < TOLERANCE["bfloat16"]
+    assert error(last.detach(), end.detach()) < TOLERANCE["bfloat16"]
+    found = torch.autograd.grad(out.float().sum() + last.sum(), arrays)
+    for x, y in zip(found, torch.autograd.grad(theirs.sum() + end.sum(), exact), strict=True):
+        assert error(x.double(), y) < 2 * TOLERANCE["bfloat16"]
