@@ -4,7 +4,7 @@ The former has one decay for all channels of a head, the latter one for each.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -114,7 +114,7 @@ class _Scan(NamedTuple):
     N: int
     D: int
     M: int
-    log_decay: object
+    log_decay: Any
     like: object
 
     @classmethod
