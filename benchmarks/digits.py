@@ -57,7 +57,7 @@ SETTINGS = {
     "set_apart": 150,
     "every": 50,  # steps between two looks at the images set apart
     "average": 0.99,  # of the running mean, kept at each step
-    "seeds": [0, 1, 2],
+    "seeds": [0, 1, 2, 3, 4],
     "drawn": 1000,  # digits, of each model
 }
 QUICK = {"width": 8, "layers": 1, "logistics": 2, "steps": 4, "every": 2, "seeds": [0, 1]}
