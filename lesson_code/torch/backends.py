@@ -28,7 +28,7 @@ def compare_backends(
     ----------
     operator : callable
         A function of this package that has a `backend`.
-    *args, **options
+    args, options
         What it is called with; neither `backend` nor `form`.
     repeats : int
         How often each is timed, in turn.
