@@ -115,8 +115,7 @@ RUN_AXE = """([context, options]) =>
 # and what is painted below. The site has tens of thousands of texts and some hundred such looks:
 # three texts of each are tried. Words that cannot be seen do not stand for words that can.
 OF_LOOKS = ["color-contrast", "link-in-text-block"]
-MARK_LOOKS = r"""tried => {
-  for (const node of document.querySelectorAll("[data-look]")) node.removeAttribute("data-look");
+MARK_LOOKS = r"""([tried, mark]) => {
   const below = new Map(), nothing = "rgba(0, 0, 0, 0),none,1,none,normal,static,auto";
   const ground = node => {
     if (!node) return "";
@@ -144,7 +143,7 @@ MARK_LOOKS = r"""tried => {
         words.length > link.textContent.length);  // else it is no link in a text
     }
     const times = tried[look] ?? 0;
-    if (times < 3) (link ?? text).setAttribute("data-look", "");
+    if (times < 3) (link ?? text).setAttribute(mark, "");
     tried[look] = times + 1;
   }
   return tried;
@@ -154,6 +153,10 @@ OF_PAGES = {"rules": {rule: {"enabled": False} for rule in [*OF_LOOKS, "region"]
 # MathJax draws all formulas in one way, of so many elements that they are most of a page.
 FEW_FORMULAS = """() => [...document.querySelectorAll("mjx-container")].slice(3)
   .forEach(formula => formula.replaceWith("x"))"""
+# Code has an element for each word, and axe reads the whole page for each run, whatever it asks.
+PLAIN_CODE = """() => [...document.querySelectorAll("pre")].slice(3)
+  .filter(code => !code.querySelector("[data-light], [data-dark]"))
+  .forEach(code => code.textContent = code.textContent)"""
 
 
 @dataclass
@@ -207,13 +210,20 @@ def look_at(page, tried: dict[str, int]) -> list[str]:
     page.evaluate(FEW_FORMULAS)
     page.evaluate(AXE_SCRIPT)
     page.add_style_tag(content="* { transition: none !important }")
-    found = []
-    for theme in ("light", "dark"):
+
+    def turn(theme: str) -> None:
         page.emulate_media(color_scheme=theme)
         page.wait_for_function(IN_THEME, arg=theme, timeout=10_000)
-        tried |= page.evaluate(MARK_LOOKS, tried)
-        if page.locator("[data-look]").count():
-            found += page.evaluate(RUN_AXE, ["[data-look]", {"runOnly": OF_LOOKS}])
+
+    for theme in ("light", "dark"):
+        turn(theme)
+        tried |= page.evaluate(MARK_LOOKS, [tried, f"data-{theme}"])
+    page.evaluate(PLAIN_CODE)
+    found = []
+    for theme in ("dark", "light"):
+        turn(theme)
+        if page.locator(f"[data-{theme}]").count():
+            found += page.evaluate(RUN_AXE, [f"[data-{theme}]", {"runOnly": OF_LOOKS}])
     found += page.evaluate(RUN_AXE, [None, OF_PAGES])
     return [describe(violation) for violation in found]
 
@@ -581,6 +591,7 @@ PALE_LOOKS = {
     "opacity": '<div style="opacity: 0.3"><p>{}</p></div>',
     "a hidden one before it": '<p style="color: #abb; visibility: hidden">Pale</p>'
     '<p style="color: #abb">{}</p>',
+    "a word in code": 4 * "<pre>code</pre>" + '<pre>code <b style="color: #bbb">{}</b></pre>',
     "the dark theme": '<p class="x">{}</p><style>[data-theme="dark"] .x {{color: #aaa}}</style>',
     "a link like the words around it": "<p>Many words stand before this place, "
     '<a href="#end" style="color: #222; text-decoration: none">{}</a>, and some behind it.</p>',
@@ -597,10 +608,10 @@ def test_a_look_that_is_pale_is_seen_after_many_that_are_not(facts_of_line) -> N
 def test_a_look_is_tried_on_the_first_pages_that_have_it(facts_of_line, browser) -> None:
     page = browser.new_page()
     page.set_content(GOOD_PAGE)
-    once = page.evaluate(MARK_LOOKS, {})
-    assert page.locator("[data-look]").count()
-    page.evaluate(MARK_LOOKS, {look: 3 for look in once})
-    assert not page.locator("[data-look]").count()
+    once = page.evaluate(MARK_LOOKS, [{}, "data-light"])
+    assert page.locator("[data-light]").count()
+    page.evaluate(MARK_LOOKS, [{look: 3 for look in once}, "data-dark"])
+    assert not page.locator("[data-dark]").count()
     page.close()
 
 
