@@ -70,36 +70,36 @@ class _Plan(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        if self.per_channel:
-            return self._bytes_of_channels
         bands, wide, high = self.chunk // 16, self.features + 8, self.columns + 8
         tiles = {FORWARD: 2 * wide + high, STATES: wide + high, BACKWARD: 2 * wide + 2 * high}
         weights = {FORWARD: 1, STATES: 0, BACKWARD: 2}[self.kind]
         numbers = self.stages * self.chunk * tiles[self.kind]
         numbers += weights * self.chunk * (self.chunk + 8)
         numbers += self.features * high if weights else 0
+        more, floats = self._of_channels if self.per_channel else (0, self._of_one_decay)
+        return 2 * (numbers + more) + 4 * (floats + 8 + weights * bands**2)
+
+    @property
+    def _of_one_decay(self) -> int:
+        """Floats that decay_pipelined.cu shares."""
+        bands = self.chunk // 16
         floats = 2 * (3 * self.chunk + 4 + bands * (16 * 24 + 16))  # Decays
         if self.kind == BACKWARD:  # Readings, Crossings
             floats += 2 * 33 * bands**2 + 8 * self.chunk + 8
-        return 2 * numbers + 4 * (floats + 8 + weights * bands**2)
+        return floats
 
     @property
-    def _bytes_of_channels(self) -> int:
-        bands, wide, high = self.chunk // 16, self.features + 8, self.columns + 8
-        tiles = {FORWARD: 2 * wide + high, STATES: wide + high, BACKWARD: 2 * wide + 2 * high}
-        weights = {FORWARD: 1, STATES: 0, BACKWARD: 2}[self.kind]
+    def _of_channels(self) -> tuple[int, int]:
+        """Numbers of 16 bits, and floats, that decay_channels.cu shares."""
         eights, levels = self.chunk // 8, self.chunk.bit_length() - 1
-        numbers = self.stages * self.chunk * tiles[self.kind]
+        tiles = {FORWARD: levels, STATES: 0, BACKWARD: levels + 2}[self.kind]
         floats = self.features * (eights + 3)  # Decays
-        if weights:
-            numbers += levels * self.chunk * wide + weights * self.chunk * (self.chunk + 8)
-            numbers += self.features * high
-            floats += self.features // 64 * self.chunk + weights * bands**2
+        if self.kind != STATES:
+            floats += self.features // 64 * self.chunk
         if self.kind == BACKWARD:
-            numbers += 2 * self.chunk * wide
             floats += self.features * ((levels - 2) * eights + 2)
-            floats += (levels + 2) * bands * (self.features // 32)
-        return 2 * numbers + 4 * (floats + 8)
+            floats += (levels + 2) * self.chunk // 16 * (self.features // 32)
+        return tiles * self.chunk * (self.features + 8), floats
 
     @property
     def of_states(self) -> "_Plan":

@@ -4,6 +4,7 @@ What it has in common with one decay for all is tested in test_decay_pipelined.p
 """
 
 import contextlib
+import functools
 import sys
 
 import numpy as np
@@ -13,16 +14,19 @@ import torch
 import lesson_code.torch as lt
 from lesson_code.cupy import _kernels, _launches, decay_pipelined, emulator
 from lesson_code.cupy.decay import _check_kernel
-from tests.cupy import test_decay
-from tests.cupy.test_decay import draw, error, expected
+from tests.cupy import test_decay_pipelined
+from tests.cupy.test_decay import error
 from tests.cupy.test_decay_pipelined import (
     TOLERANCE,
     WAITS,
     assert_gradients,
+    assert_recurrence,
+    assert_the_same_in_any_order,
     every_dtype,
+    everything,
     gradients,
+    right,
     run,
-    scan,
 )
 
 FILE = decay_pipelined.CHANNELS_FILE
@@ -37,14 +41,7 @@ SIZES = [
 every_size = pytest.mark.parametrize(("dtype", "N", "D", "M"), SIZES)
 
 
-def drawn(dtype, N, D, M, leading=(2,)):
-    """[q, k, v, log_decay, initial state]: in each channel some gates are open, some closed."""
-    q, k, v, g, _, S = draw("channel", N, D, M, dtype, leading)
-    return [q, k, v, g.astype(np.float32), S]
-
-
-def right(q, k, v, g, S):
-    return expected(q, k, v, g, None, S)
+drawn = functools.partial(test_decay_pipelined.drawn, kind="channel")
 
 
 @pytest.fixture
@@ -59,24 +56,12 @@ def segments(monkeypatch):
 
 @every_size
 def test_it_is_the_recurrence(device, dtype, N, D, M):
-    arrays = drawn(dtype, N, D, M)
-    out, last = run(*(device.put(x)[0] for x in arrays), device=device.device)
-    for mine, theirs in zip((out, last), right(*arrays), strict=True):
-        assert error(device.get(mine), theirs) < TOLERANCE[dtype]
+    assert_recurrence(device, drawn(dtype, N, D, M), dtype)
 
 
 @pytest.mark.parametrize(("dtype", "N", "D", "M"), SIZES[:4])
 def test_gradients(dtype, N, D, M):
     assert_gradients(drawn(dtype, N, D, M), dtype)
-
-
-@pytest.mark.parametrize("log", [-100.0, -20.0, -np.inf])
-def test_gradients_where_almost_nothing_is_left(log):
-    """Those of the decays, and of the first state, are tiny, and right: nothing has cancelled."""
-    arrays = drawn("float16", 70, 5, 3)
-    arrays[3][:] = log
-    d_log = assert_gradients(arrays, "float16")[3]
-    assert (d_log == 0).all() == (log == -np.inf)
 
 
 @every_dtype
@@ -95,24 +80,6 @@ def test_a_closed_gate_forgets_exactly(dtype):
     closed = g == -np.inf
     d_log = gradients([q, k, v, g, S], dtype)[0][3].numpy()
     assert (d_log[closed] == 0).all() and (d_log[~closed] != 0).mean() > 0.95
-
-
-def test_many_tokens_that_hardly_fade():
-    q, k, v, _, _ = drawn("bfloat16", 3000, 2, 1, leading=())
-    g = np.full((3000, 2), np.log1p(-(2.0**-13)), np.float32)
-    S = np.zeros((2, 1), np.float32)
-    q, k, v = (abs(x) for x in (q, k, v))
-    for mine, theirs in zip(run(q, k, v, g, S), right(q, k, v, g, S), strict=True):
-        assert error(mine, theirs) < TOLERANCE["bfloat16"]
-
-
-def test_nan_reaches_its_own_sequence_alone():
-    for spoiled in range(4):
-        arrays = drawn("bfloat16", 140, 5, 3)
-        arrays[3][:] = -0.1
-        arrays[spoiled][1, 70] = np.nan
-        bad = np.isnan(run(*arrays)[0].astype(np.float32))
-        assert not bad[0].any() and not bad[1, :64].any() and bad[1, 70 + (spoiled == 3)].any()
 
 
 def test_segments_of_a_sequence(segments, dtype="float16"):
@@ -176,19 +143,8 @@ def test_bytes(monkeypatch):
     assert min(x.sector_efficiency for x in (counts, states, walk)) > 0.8
 
 
-def everything(dtype="float16"):
-    """Outputs, states and gradients."""
-    q, k, v, g, S = drawn(dtype, 140, 64, 64, leading=(1,))
-    tensors = list(test_decay.tensors([q, k, v, g, None, S], dtype))
-    return [*scan(*tensors), *test_decay.gradients(scan, tensors)]
-
-
 def test_no_result_depends_on_the_order_of_threads(segments):
-    first = everything()
-    for order in ("reverse", 1):
-        with emulator.order(order):
-            for a, b in zip(first, everything(), strict=True):
-                assert torch.equal(a, b)
+    assert_the_same_in_any_order("channel")
 
 
 COUNT = len(WAITS.findall(_kernels.text(FILE)))
@@ -198,7 +154,7 @@ COUNT = len(WAITS.findall(_kernels.text(FILE)))
 def test_a_barrier_that_is_missing_is_caught(leave_out, segments, number):
     leave_out(FILE, number, WAITS)
     with emulator.trace() as counted:
-        everything()
+        everything("channel")
     with contextlib.nullcontext() if number is None else pytest.raises(emulator.RaceError):
         counted.check()
 

@@ -26,6 +26,8 @@ SIZES = [
 ]
 every_size = pytest.mark.parametrize(("dtype", "N", "D", "M"), SIZES)
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
+# One decay for all channels, or one for each: that is decay_channels.cu, of test_decay_channels.py.
+every_kind = pytest.mark.parametrize("kind", ["head", "channel"])
 
 
 def run(q, k, v, g, S, device="cpu"):
@@ -39,14 +41,20 @@ def scan(q, k, v, g, u, S):
     return run(q, k, v, g, S)
 
 
-def drawn(dtype, N, D, M, leading=(2,)):
+def drawn(dtype, N, D, M, leading=(2,), kind="head"):
     """[q, k, v, log_decay, initial state]: some gates are open, and some are closed."""
-    q, k, v, g, _, S = draw("head", N, D, M, dtype, leading)
+    q, k, v, g, _, S = draw(kind, N, D, M, dtype, leading)
     return [q, k, v, g.astype(np.float32), S]
 
 
 def right(q, k, v, g, S):
     return expected(q, k, v, g, None, S)
+
+
+def assert_recurrence(place, arrays, dtype):
+    out, last = run(*(place.put(x)[0] for x in arrays), device=place.device)
+    for mine, theirs in zip((out, last), right(*arrays), strict=True):
+        assert error(place.get(mine), theirs) < TOLERANCE[dtype]
 
 
 def gradients(arrays, dtype):
@@ -74,10 +82,7 @@ def assert_gradients(arrays, dtype):
 
 @every_size
 def test_it_is_the_recurrence(place, dtype, N, D, M):
-    arrays = drawn(dtype, N, D, M)
-    out, last = run(*(place.put(x)[0] for x in arrays), device=place.device)
-    for mine, theirs in zip((out, last), right(*arrays), strict=True):
-        assert error(place.get(mine), theirs) < TOLERANCE[dtype]
+    assert_recurrence(place, drawn(dtype, N, D, M), dtype)
 
 
 @every_size
@@ -85,10 +90,11 @@ def test_gradients(dtype, N, D, M):
     assert_gradients(drawn(dtype, N, D, M), dtype)
 
 
+@every_kind
 @pytest.mark.parametrize("log", [-100.0, -20.0, -np.inf])
-def test_gradients_where_almost_nothing_is_left(log):
+def test_gradients_where_almost_nothing_is_left(log, kind):
     """Those of the decays, and of the first state, are tiny, and right: nothing has cancelled."""
-    arrays = drawn("float16", 70, 5, 3)
+    arrays = drawn("float16", 70, 5, 3, kind=kind)
     arrays[3][:] = log
     d_log = assert_gradients(arrays, "float16")[3]
     assert (d_log == 0).all() == (log == -np.inf)
@@ -109,18 +115,20 @@ def test_a_closed_gate_forgets_exactly(dtype):
     assert (d_log[:, [21, 100]] == 0).all() and (d_log[:, 22:100] != 0).all()
 
 
-def test_many_tokens_that_hardly_fade():
-    q, k, v, _, _ = drawn("bfloat16", 3000, 2, 1, leading=())
-    g = np.full((3000, 1), np.log1p(-(2.0**-13)), np.float32)
+@every_kind
+def test_many_tokens_that_hardly_fade(kind):
+    q, k, v, g, _ = drawn("bfloat16", 3000, 2, 1, leading=(), kind=kind)
+    g[:] = np.log1p(-(2.0**-13))
     S = np.zeros((2, 1), np.float32)
     q, k, v = (abs(x) for x in (q, k, v))
     for mine, theirs in zip(run(q, k, v, g, S), right(q, k, v, g, S), strict=True):
         assert error(mine, theirs) < TOLERANCE["bfloat16"]
 
 
-def test_nan_reaches_its_own_sequence_alone():
+@every_kind
+def test_nan_reaches_its_own_sequence_alone(kind):
     for spoiled in range(4):
-        arrays = drawn("bfloat16", 140, 5, 3)
+        arrays = drawn("bfloat16", 140, 5, 3, kind=kind)
         arrays[3][:] = -0.1
         arrays[spoiled][1, 70] = np.nan
         bad = np.isnan(run(*arrays)[0].astype(np.float32))
@@ -169,19 +177,23 @@ def test_bytes():
     assert walk.sector_efficiency > 0.9 and states.sector_efficiency > 0.8
 
 
-def everything(dtype="float16"):
+def everything(kind="head", dtype="float16"):
     """Outputs, states and gradients."""
-    q, k, v, g, S = drawn(dtype, 140, 64, 64, leading=(1,))
+    q, k, v, g, S = drawn(dtype, 140, 64, 64, leading=(1,), kind=kind)
     tensors = list(test_decay.tensors([q, k, v, g, None, S], dtype))
     return [*scan(*tensors), *test_decay.gradients(scan, tensors)]
 
 
-def test_no_result_depends_on_the_order_of_threads():
-    first = everything()
+def assert_the_same_in_any_order(kind):
+    first = everything(kind)
     for order in ("reverse", 1):
         with emulator.order(order):
-            for a, b in zip(first, everything(), strict=True):
+            for a, b in zip(first, everything(kind), strict=True):
                 assert torch.equal(a, b)
+
+
+def test_no_result_depends_on_the_order_of_threads():
+    assert_the_same_in_any_order("head")
 
 
 WAITS = re.compile(r"__sync(threads|warp)\(\);\n")
