@@ -1,159 +1,72 @@
-"""Pages are light and do not jump: what a chapter transfers, when it stands, and what moves then.
+"""Pages are light and do not jump: what one transfers, when it stands, and what moves then.
 
-Text is served with gzip, as by the host of the published site.
+test_site.py visits all pages on a wide screen; here are the checks, and some pages on a phone.
 """
 
 from __future__ import annotations
 
-import gzip
-import http.server
 import random
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 from xml.etree import ElementTree
 
 import pytest
 
+from tests.visits import NARROW, WIDE, Facts, GzipHandler, visit
 from tools import notebooks
 from tools.light_pages import FORMULA
 
 CHAPTERS = [f"book/{path.stem}.html" for path in notebooks.NOTEBOOKS]
-TEXT = {".html", ".css", ".js", ".svg", ".json"}
-WIDE, NARROW = 1280, 390
 MOST_BYTES = 1_500_000
 MOST_LATE = 1.2  # times what the page takes to load, which the machine makes long or short with it
 MOST_SHIFT = 0.1
 
-OBSERVE = """
-const moved = [];
-window.seen = {paint: 0, load: 0, shift: 0, moved};
-new PerformanceObserver(list => {
-  for (const entry of list.getEntries()) seen.paint = entry.startTime;
-}).observe({type: "largest-contentful-paint", buffered: true});
-new PerformanceObserver(list => {
-  for (const entry of list.getEntries())
-    if (!entry.hadRecentInput) {
-      seen.shift += entry.value;
-      for (const {node} of entry.sources)
-        moved.push(`${entry.value.toFixed(3)} ${(node?.outerHTML ?? node?.data)?.slice(0, 99)}`);
-    }
-}).observe({type: "layout-shift", buffered: true});
-"""
-# Down the page a screen at a time, as a reader would, so that what loads late has loaded.
-SCROLL = """async () => {
-  await window.MathJax?.startup?.promise;
-  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done, 15)));
-  for (let y = 0; y < document.documentElement.scrollHeight; y += innerHeight) {
-    scrollTo({top: y, behavior: "instant"});
-    await frame();
-  }
-  await Promise.all([...document.images].map(image => image.complete ||
-    new Promise(done => image.onload = image.onerror = done)));
-  await frame();
-  const [loading] = performance.getEntriesByType("navigation");
-  const [first] = performance.getEntriesByName("first-contentful-paint");
-  seen.load = Math.max(loading.loadEventEnd, first?.startTime ?? 0);
-  return seen;
-}"""
-# What stands at the beginning of a line, and belongs to the formula before it.
-LOOSE = """async () => {
-  await window.MathJax?.startup?.promise;
-  const loose = [];
-  for (const formula of document.querySelectorAll("span.math:has(mjx-container)")) {
-    const text = formula.nextSibling;
-    if (text?.nodeType !== Node.TEXT_NODE || !/^[,.;:!?)\\]]/.test(text.data)) continue;
-    const range = document.createRange();
-    range.setStart(text, 0);
-    range.setEnd(text, 1);
-    if (range.getBoundingClientRect().left < formula.getBoundingClientRect().right - 1)
-      loose.push(formula.parentElement.closest("p, li, td, dd")?.textContent.slice(0, 80));
-  }
-  return loose;
-}"""
+
+def is_light(facts: Facts) -> list[str]:
+    total = sum(facts.sizes.values())
+    if total <= MOST_BYTES:
+        return []
+    largest = sorted(facts.sizes.items(), key=lambda item: -item[1])[:8]
+    return [f"{total} bytes, the largest: {largest}"]
 
 
-class GzipHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves files; text is packed, once for all requests."""
-
-    packed: ClassVar[dict[Path, bytes]] = {}
-
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        if not (path.is_file() and path.suffix in TEXT):
-            super().do_GET()
-            return
-        if path not in self.packed:
-            self.packed[path] = gzip.compress(path.read_bytes(), 6)
-        body = self.packed[path]
-        self.send_response(200)
-        self.send_header("Content-Type", self.guess_type(str(path)))
-        self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
+def is_early(facts: Facts) -> list[str]:
+    late = facts.seen["paint"] / facts.seen["load"]
+    if late <= MOST_LATE:
+        return []
+    return [f"the largest paint comes after {late:.1f} times the time to load"]
 
 
-def measure(browser, address: str, width: int) -> dict:
-    """Bytes of a first visit, how late the largest paint came, and what shifted."""
-    context = browser.new_context(viewport={"width": width, "height": 900})
-    page = context.new_page()
-    page.add_init_script(OBSERVE)
-    finished = []
-    page.on("requestfinished", lambda request: finished.append(request))
-    page.goto(address, wait_until="load")
-    seen = page.evaluate(SCROLL)
-    sizes = {r.url: r.sizes() for r in finished if r.url.startswith("http")}
-    context.close()
-    each = {url: s["responseBodySize"] + s["responseHeadersSize"] for url, s in sizes.items()}
-    return {
-        "bytes": sum(each.values()),
-        "largest": sorted(((size, url) for url, size in each.items()), reverse=True)[:8],
-        "late": seen["paint"] / seen["load"],
-        "shift": seen["shift"],
-        "moved": seen["moved"],
-    }
+def stands_still(facts: Facts) -> list[str]:
+    if facts.seen["shift"] <= MOST_SHIFT:
+        return []
+    return [f"the layout shifts by {facts.seen['shift']:.3f}: {facts.seen['moved'][:8]}"]
 
 
-def problems(found: dict) -> list[str]:
-    """What a measurement has too much of."""
-    said = []
-    if found["bytes"] > MOST_BYTES:
-        largest = ", ".join(f"{url} {size}" for size, url in found["largest"])
-        said.append(f"{found['bytes']} bytes, the largest: {largest}")
-    if found["late"] > MOST_LATE:
-        said.append(f"the largest paint comes after {found['late']:.1f} times the time to load")
-    if found["shift"] > MOST_SHIFT:
-        said.append(f"the layout shifts by {found['shift']:.3f}: {found['moved'][:8]}")
-    return said
+def begins_no_line_with_punctuation(facts: Facts) -> list[str]:
+    return facts.loose
 
 
-def measure_calmly(browser, address: str, width: int) -> list[str]:
-    """The problems that three visits share: a busy machine is late, but not each time."""
-    for _ in range(3):
-        said = problems(measure(browser, address, width))
-        if not said:
-            break
-    return said
+LIGHT = [is_light, is_early, stands_still, begins_no_line_with_punctuation]
 
 
-@pytest.fixture(scope="module")
-def address(site: Path, serve: Callable) -> str:
-    return serve(site, GzipHandler)
+def problems(facts: Facts) -> list[str]:
+    return [problem for check in LIGHT for problem in check(facts)]
 
 
-@pytest.mark.parametrize("page", CHAPTERS)
-def test_a_chapter_is_light_and_stands_still(address: str, browser, page: str) -> None:
-    assert not measure_calmly(browser, f"{address}/{page}", WIDE)
+def visit_calmly(context, root: str, name: str, screen=WIDE, **options: object) -> Facts:
+    """Visit a page, and up to twice more if it is late: a busy machine is, but not each time."""
+    facts = visit(context, root, name, screen=screen, **options)
+    for _ in range(2):
+        if is_early(facts):
+            facts.seen = visit(context, root, name, screen=screen).seen
+    return facts
 
 
 @pytest.mark.parametrize("page", ["book/index.html", CHAPTERS[0], CHAPTERS[9]])
-def test_it_stands_still_on_a_phone(address: str, browser, page: str) -> None:
-    assert not measure_calmly(browser, f"{address}/{page}", NARROW)
+def test_it_stands_still_on_a_phone(site: Path, serve: Callable, browser, page: str) -> None:
+    assert not problems(visit_calmly(browser, serve(site, GzipHandler), page, NARROW))
 
 
 def test_icons_are_loaded_once(site: Path) -> None:
@@ -175,16 +88,6 @@ def test_what_is_kept_together() -> None:
     formula = '<span class="math notranslate nohighlight">\\(a &lt; b\\)</span>'
     found = FORMULA.sub(r"<i>\1\2</i>", f"<p>{formula}), {formula} and {formula}.</p>")
     assert found == f"<p><i>{formula}),</i> {formula} and <i>{formula}.</i></p>"
-
-
-def test_no_line_begins_with_punctuation(site: Path, browser) -> None:
-    page = browser.new_page(viewport={"width": 390, "height": 800})
-    for path in notebooks.NOTEBOOKS[::4]:
-        page.goto((site / "book" / f"{path.stem}.html").as_uri())
-        page.wait_for_selector("span.together mjx-container", state="attached")
-        assert page.evaluate(LOOSE) == [], path.stem
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-    page.close()
 
 
 # --- The measurements themselves ---------------------------------------------------------------
@@ -214,10 +117,11 @@ def test_the_measurements_see_it(
     # Random digits pack badly.
     digits = random.Random(0).getrandbits(8 * MOST_BYTES)
     (tmp_path / "large.js").write_text(f"// {digits:x}", encoding="utf-8")
-    said = problems(measure(browser, f"{serve(tmp_path, GzipHandler)}/index.html", WIDE))
+    said = problems(visit(browser, serve(tmp_path, GzipHandler), "index.html"))
     assert expected in " ".join(said) if expected else not said
 
 
 def test_text_is_packed(tmp_path: Path, serve: Callable, browser) -> None:
     (tmp_path / "index.html").write_text(PAGE.replace("LINE", "<p>same</p>" * 20_000), "utf-8")
-    assert measure(browser, f"{serve(tmp_path, GzipHandler)}/index.html", WIDE)["bytes"] < 5_000
+    facts = visit(browser, serve(tmp_path, GzipHandler), "index.html")
+    assert sum(facts.sizes.values()) < 5_000

@@ -1,7 +1,7 @@
 """The built site as a reader meets it: served or opened as files, wide or narrow, light or dark.
 
-Every page is loaded once over each scheme, served on a wide screen and from a file on a phone's;
-what a check needs to know about it is gathered then.
+Every page is visited once, as visits.py says, and one of each kind as a file on a phone, too; what
+a check needs to know about it is gathered then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,14 +18,16 @@ from urllib.parse import unquote, urlsplit
 import nbformat
 import pytest
 import yaml
-from axe_playwright_python.base import AXE_SCRIPT
 
 from tests.conftest import small_book, soup
+from tests.test_light_pages import LIGHT, visit_calmly
+from tests.test_print import complete_on_paper
+from tests.visits import MARK_LOOKS, NARROW, Facts, GzipHandler, visit
 from tools import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 CANARIES = ROOT / "tests" / "canaries"
-SCREENS = {"http": (1280, 900), "file": (390, 844)}
+SCHEMES = ("http", "file")
 CHAPTER = "book/01_softmax_attention.html"
 
 
@@ -50,196 +51,9 @@ OF_NOTEBOOKS = {f"book/{path.stem}.html" for path in notebooks.NOTEBOOKS}
 NOTEBOOK_PAGES = [page for page in PAGES if page in OF_NOTEBOOKS]
 
 
-# --- What is known about a page ----------------------------------------------------------------
-
-# Text in elements that show source code, and what MathJax has drawn, is no prose.
-GATHER = r"""async () => {
-  await window.MathJax?.startup?.promise;
-  const images = [...document.images];
-  images.forEach(image => image.loading = "eager");
-  await Promise.all(images.map(image => image.decode().catch(() => {})));
-  const name = node => node.outerHTML.slice(0, 120);
-  const texts = [document.title];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  const notProse = "script, style, noscript, template, pre, code, mjx-container";
-  while (walker.nextNode())
-    if (!walker.currentNode.parentElement.closest(notProse)) texts.push(walker.currentNode.data);
-  return {
-    texts: texts.map(text => text.trim()).filter(text => text),
-    formulas: document.querySelectorAll(".math").length,
-    typeset: document.querySelectorAll("mjx-container").length,
-    unset: [...document.querySelectorAll(".math")]
-      .filter(node => !node.querySelector("mjx-container")).map(name),
-    broken_formulas: [...document.querySelectorAll("mjx-merror, [data-mjx-error]")]
-      .map(node => node.dataset.mjxError || node.textContent),
-    images: images.map(image => [image.getAttribute("src"), image.alt, image.naturalWidth]),
-    drawings: [...document.querySelectorAll("svg:not([aria-hidden=true])")]
-      .filter(node => !node.closest("mjx-container, button, [aria-hidden=true]"))
-      .map(node => [name(node), node.getAttribute("role"), node.getAttribute("aria-label") ||
-        node.querySelector(":scope > title")?.textContent ||
-        document.getElementById(node.getAttribute("aria-labelledby"))?.textContent || ""]),
-  };
-}"""
-
-# The width of the page and, where it is too wide, the innermost element without which it is not.
-MEASURE = r"""async () => {
-  await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-  const root = document.documentElement, width = root.scrollWidth;
-  const narrowsThePage = node => {
-    const {display} = node.style;
-    node.style.setProperty("display", "none", "important");
-    const narrower = root.scrollWidth < width;
-    node.style.display = display;
-    return narrower;
-  };
-  let culprit = document.body;
-  for (let next = culprit; width > root.clientWidth + 1 && next; culprit = next || culprit)
-    next = [...culprit.children].find(narrowsThePage);
-  // Formulas in running text cannot be scrolled; those in solutions are seen once these are open.
-  const folded = [...document.querySelectorAll(".toggle-hidden")];
-  for (const node of folded) node.classList.remove("toggle-hidden");
-  const cut = [...document.querySelectorAll("span.math mjx-container")].filter(formula => {
-    const text = formula.closest("p, li, dd, figcaption");
-    return text && formula.getBoundingClientRect().right > text.getBoundingClientRect().right + 2;
-  });
-  for (const node of folded) node.classList.add("toggle-hidden");
-  const formulas = cut.map(node => node.closest("p, li, dd, figcaption").textContent.slice(0, 80));
-  return [width, root.clientWidth, culprit.outerHTML.slice(0, 200), formulas];
-}"""
-
-IN_THEME = "theme => document.documentElement.dataset.theme === theme"
-RUN_AXE = """([context, options]) =>
-  axe.run(context ?? document, {resultTypes: ["violations"], preload: false, ...options})
-    .then(results => results.violations)"""
-# The colors that a rule compares follow from an element's own style, that of the text around it,
-# and what is painted below. The site has tens of thousands of texts and some hundred such looks:
-# three texts of each are tried. Words that cannot be seen do not stand for words that can.
-OF_LOOKS = ["color-contrast", "link-in-text-block"]
-MARK_LOOKS = r"""([tried, mark]) => {
-  const below = new Map(), nothing = "rgba(0, 0, 0, 0),none,1,none,normal,static,auto";
-  const ground = node => {
-    if (!node) return "";
-    if (!below.has(node)) {
-      const s = getComputedStyle(node);
-      const own = [s.backgroundColor, s.backgroundImage, s.opacity, s.filter, s.mixBlendMode,
-        s.position, s.zIndex].join();
-      below.set(node, ground(node.parentElement) + (own === nothing ? "" : `${own};`));
-    }
-    return below.get(node);
-  };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const text = walker.currentNode.parentElement, link = text.closest("a[href]");
-    if (!walker.currentNode.data.trim() || !text.checkVisibility({visibilityProperty: true}))
-      continue;
-    const {width, height} = text.getBoundingClientRect(), s = getComputedStyle(text);
-    const look = [ground(text), s.color, s.fontSize, s.fontWeight, s.textShadow,
-      s.webkitTextFillColor, width > 1 && height > 1];
-    if (link) {
-      const parent = link.parentElement, around = getComputedStyle(parent);
-      const l = getComputedStyle(link);
-      const words = [...parent.childNodes].map(node => node.data?.trim() ?? "").join("");
-      look.push(l.color, l.textDecorationLine, l.borderBottomStyle, around.color, around.fontWeight,
-        words.length > link.textContent.length);  // else it is no link in a text
-    }
-    const times = tried[look] ?? 0;
-    if (times < 3) (link ?? text).setAttribute(mark, "");
-    tried[look] = times + 1;
-  }
-  return tried;
-}"""
-# What remains is tried on every page. No mistake in regions is serious.
-OF_PAGES = {"rules": {rule: {"enabled": False} for rule in [*OF_LOOKS, "region"]}}
-# MathJax draws all formulas in one way, of so many elements that they are most of a page.
-FEW_FORMULAS = """() => [...document.querySelectorAll("mjx-container")].slice(3)
-  .forEach(formula => formula.replaceWith("x"))"""
-# Code has an element for each word, and axe reads the whole page for each run, whatever it asks.
-PLAIN_CODE = """() => [...document.querySelectorAll("pre")].slice(3)
-  .filter(code => !code.querySelector("[data-light], [data-dark]"))
-  .forEach(code => code.textContent = code.textContent)"""
-
-
-@dataclass
-class Facts:
-    """What one visit of a page has shown."""
-
-    address: str
-    requests: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    content: dict = field(default_factory=dict)
-    width: tuple = ()
-    violations: list[str] = field(default_factory=list)
-
-
-def visit(browser, root: str, name: str, scheme: str, tried: dict[str, int] | None = None) -> Facts:
-    """Load a page; look at how accessible it is where the looks are told that have been tried."""
-    facts = Facts(root)
-    width, height = SCREENS[scheme]
-    page = browser.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
-    page.on("request", lambda request: facts.requests.append(request.url))
-    page.on("websocket", lambda socket: facts.requests.append(socket.url))
-    page.on(
-        "requestfailed", lambda request: facts.failures.append(f"{request.url}: {request.failure}")
-    )
-    page.on(
-        "response",
-        lambda response: (
-            response.status >= 400
-            and facts.failures.append(f"{response.url}: status {response.status}")
-        ),
-    )
-    page.on("pageerror", lambda error: facts.errors.append(str(error)))
-    page.on(
-        "console",
-        lambda message: message.type == "error" and facts.errors.append(message.text),
-    )
-    try:
-        page.goto(f"{root}/{name}", wait_until="load")
-        facts.content = page.evaluate(GATHER)
-        facts.width = width, *page.evaluate(MEASURE)
-        if tried is not None:
-            facts.violations = look_at(page, tried)
-    finally:
-        page.close()
-    return facts
-
-
-def look_at(page, tried: dict[str, int]) -> list[str]:
-    """What axe finds: in looks not tried before, in both themes, and in the whole page."""
-    page.evaluate(FEW_FORMULAS)
-    page.evaluate(AXE_SCRIPT)
-    page.add_style_tag(content="* { transition: none !important }")
-
-    def turn(theme: str) -> None:
-        page.emulate_media(color_scheme=theme)
-        page.wait_for_function(IN_THEME, arg=theme, timeout=10_000)
-
-    for theme in ("light", "dark"):
-        turn(theme)
-        tried |= page.evaluate(MARK_LOOKS, [tried, f"data-{theme}"])
-    page.evaluate(PLAIN_CODE)
-    found = []
-    for theme in ("dark", "light"):
-        turn(theme)
-        if page.locator(f"[data-{theme}]").count():
-            found += page.evaluate(RUN_AXE, [f"[data-{theme}]", {"runOnly": OF_LOOKS}])
-    found += page.evaluate(RUN_AXE, [None, OF_PAGES])
-    return [describe(violation) for violation in found]
-
-
-def describe(violation: dict) -> str:
-    nodes = violation["nodes"]
-    lines = [f"{violation['impact']}: {violation['id']}, {violation['help']} ({len(nodes)} places)"]
-    for node in nodes[:9]:
-        reasons = [check["message"] for check in node["any"] + node["all"] + node["none"]]
-        lines.append(f"    {node['html'][:160]}\n      {'; '.join(reasons)[:300]}")
-    return "\n".join(lines)
-
-
 @pytest.fixture(scope="module")
 def roots(site: Path, serve) -> dict[str, str]:
-    return {"http": serve(site), "file": site.as_uri()}
+    return {"http": serve(site, GzipHandler), "file": site.as_uri()}
 
 
 # --- The checks: each returns the problems that it finds ---------------------------------------
@@ -297,10 +111,11 @@ def images_have_words(facts: Facts) -> list[str]:
 
 
 def nothing_sticks_out(facts: Facts) -> list[str]:
-    width, scroll, client, culprit, formulas = facts.width
-    problems = [f"at {width} px a formula is cut off: {text}" for text in formulas]
-    if scroll > client + 1:
-        problems.append(f"at {width} px the page is {scroll} px wide: {culprit}")
+    problems = []
+    for width, scroll, client, culprit, formulas in facts.widths:
+        problems += [f"at {width} px a formula is cut off: {text}" for text in formulas]
+        if scroll > client + 1:
+            problems.append(f"at {width} px the page is {scroll} px wide: {culprit}")
     return problems
 
 
@@ -317,6 +132,8 @@ CHECKS = [
     images_have_words,
     nothing_sticks_out,
     accessible,
+    complete_on_paper,
+    *LIGHT,
 ]
 
 
@@ -334,29 +151,31 @@ def test_the_book_builds(site_build: tuple[Path, str]) -> None:
 # --- Every page --------------------------------------------------------------------------------
 
 
+def problems(facts: Facts) -> list[str]:
+    return [f"{check.__name__}: {problem}" for check in CHECKS for problem in check(facts)]
+
+
 @pytest.fixture(scope="module")
-def problems_of(browser, roots: dict[str, str]) -> Callable[[str], list[str]]:
-    """A function that loads a page over both schemes and tells all that is wrong."""
+def problems_of(browser, roots: dict[str, str]) -> Iterator[Callable[[str], list[str]]]:
+    """A function that visits a page and tells all that is wrong.
+
+    The visits share a browser's cache, as a reader's do; the sizes are those that servers tell.
+    """
     tried: dict[str, int] = {}
-
-    def problems_of(name: str) -> list[str]:
-        visits = {
-            "http": visit(browser, roots["http"], name, "http", tried),
-            "file": visit(browser, roots["file"], name, "file"),
-        }
-        return [
-            f"{check.__name__} ({scheme}): {problem}"
-            for scheme, facts in visits.items()
-            for check in CHECKS
-            for problem in check(facts)
-        ]
-
-    return problems_of
+    context = browser.new_context()
+    yield lambda name: problems(visit_calmly(context, roots["http"], name, tried=tried))
+    context.close()
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page(problems_of, page: str) -> None:
     refuse(problems_of(page))
+
+
+@pytest.mark.parametrize("page", [PAGES[0], CHAPTER, "book/equations.html", "book/api.html"])
+def test_page_as_a_file_on_a_phone(browser, roots: dict[str, str], page: str) -> None:
+    """Explorables, which load scripts of their own, are opened so by tests/explorables."""
+    refuse(problems(visit_calmly(browser, roots["file"], page, NARROW)))
 
 
 def other_pages(site: Path) -> list[str]:
@@ -379,7 +198,7 @@ def test_pages_that_sphinx_adds(problems_of, site: Path) -> None:
     refuse([f"{page}: {problem}" for page in largest.values() for problem in problems_of(page)])
 
 
-@pytest.mark.parametrize("scheme", SCREENS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_start_page_leads_to_the_book(roots, browser, scheme: str) -> None:
     page = browser.new_page()
     page.goto(f"{roots[scheme]}/index.html")
@@ -440,7 +259,7 @@ def test_links(site: Path) -> None:
     refuse([f"{page}: {problem}" for page in pages for problem in broken_links(site, page)])
 
 
-@pytest.mark.parametrize("scheme", SCREENS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_search(roots, site: Path, browser, scheme: str) -> None:
     page = browser.new_page()
     errors = []
@@ -575,7 +394,7 @@ def facts_of_line(tmp_path_factory: pytest.TempPathFactory, serve, browser):
     def facts_of_line(line: str) -> Facts:
         page = GOOD_PAGE.replace("SCRIPT", follow_theme + line)
         (folder / "index.html").write_text(page)
-        return visit(browser, root, "index.html", "file", {})
+        return visit(browser, root, "index.html", tried={})
 
     return facts_of_line
 
