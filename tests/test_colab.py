@@ -9,12 +9,15 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import lesson_code
 from tools import book, exercises, notebooks
@@ -23,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 NAME = "linear-attention-book"
 COLAB = ["ipykernel", "numpy", "scipy", "torch", "matplotlib", "scikit-learn", "tqdm"]
 COLAB += ["transformers"]  # in Colab it may be older; the chapter that needs it says what to do
-PINNED = ("torch", "transformers")  # which take long to install, or change what they compute
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -44,25 +46,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 # --- The whole notebook, in an environment of its own ------------------------------------------
 
 
+def with_dependencies(names: list[str]) -> dict[str, Distribution]:
+    """The installed packages of these names, and all that they need."""
+    found: dict[str, Distribution] = {}
+    missing = [Requirement(name) for name in names]
+    while missing:
+        needed = missing.pop()
+        if canonicalize_name(needed.name) in found:
+            continue
+        own = found[canonicalize_name(needed.name)] = distribution(needed.name)
+        every = [Requirement(line) for line in own.requires or []]
+        missing += [x for x in every if x.marker is None or x.marker.evaluate({"extra": ""})]
+    return found
+
+
 @pytest.fixture(scope="module")
 def colab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The Python of a fresh environment that holds only what Colab brings."""
+    """The Python of a fresh environment that holds only what Colab brings.
+
+    Its packages are those of this environment, by links: to install them again takes a minute.
+    """
     folder = tmp_path_factory.mktemp("colab")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
-    pins = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    packages = [
-        re.search(rf"(?m)^{name}==[\w.]+", pins)[0] if name in PINNED else name for name in COLAB
-    ]
-    try:
-        install = ["-m", "pip", "install", "--quiet", "--no-compile", "--retries=1"]
-        result = run(python, *install, *packages)
-        if "(from versions: none)" in result.stderr:
-            pytest.skip("pip reaches no package index: check the network connection")
-        assert result.returncode == 0, result.stderr
-        yield python
-    finally:
-        shutil.rmtree(folder)  # it is large, and pytest would keep it for three runs
+    variables = {"base": folder, "platbase": folder}
+    packages = Path(sysconfig.get_path("purelib", "venv", variables))
+    for own in with_dependencies(COLAB).values():
+        for name in {file.parts[0] for file in own.files} - {"..", "__pycache__"}:
+            if not (packages / name).exists():
+                (packages / name).symlink_to(own.locate_file(name))
+    yield folder / "bin" / "python"
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
