@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from bs4 import BeautifulSoup
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE, NARROW = 1280, 390
@@ -56,18 +57,24 @@ class Driver:
         self.settle()
 
     def slide(self, name: str, value: object) -> None:
-        """Move a slider by the keyboard's steps until it shows a value."""
-        part = self.part(name)
-        part.evaluate(
+        """Move a slider to the position at which it shows a value."""
+        self.part(name).evaluate(
             """(input, wanted) => {
               const shown = input.parentElement.querySelector("output");
               const [min, max, step] = [input.min, input.max, input.step].map(Number);
-              for (let x = min; x <= max + 1e-9; x += step) {
+              const move = x => {
                 input.value = x;
                 input.dispatchEvent(new Event("input", {bubbles: true}));
-                if (shown.textContent === wanted) return;
+              };
+              if (!input.places) {  // found once, by all the keyboard's steps
+                input.places = new Map();
+                for (let x = min; x <= max + 1e-9; x += step) {
+                  move(x);
+                  if (!input.places.has(shown.textContent)) input.places.set(shown.textContent, x);
+                }
               }
-              throw Error(`no position of the slider shows ${wanted}`);
+              if (input.places.has(wanted)) move(input.places.get(wanted));
+              if (shown.textContent !== wanted) throw Error(`no position shows ${wanted}`);
             }""",
             str(value),
         )
@@ -132,13 +139,29 @@ class Driver:
         return self.root.locator(".explorable-said").inner_text()
 
 
-def without_formulas(page) -> None:
-    """Leave formulas as they are: to set them takes most of a page's time."""
-    nothing = "window.MathJax = {startup: {promise: Promise.resolve()}}"
-    page.route(
-        "**/mathjax/*.js",
-        lambda route: route.fulfill(content_type="text/javascript", body=nothing),
-    )
+@cache
+def alone(path: Path, figure: str) -> str:
+    """A page with a figure in its place, and without all else that the chapter says."""
+    page = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+    kept = page.find(id=figure)
+    while kept.name != "article":
+        for other in [*kept.previous_siblings, *kept.next_siblings]:
+            other.extract()
+        kept = kept.parent
+    for entry in page.select(".page-toc li"):  # of sections that are gone
+        entry.extract()
+    return str(page)
+
+
+def open_alone(page, site: Path, figure: str, root: str | None = None) -> None:
+    """Open the page of a figure, as a file where no root is given.
+
+    The rest of its chapter would take most of the time to load. test_site.py visits it as it is.
+    """
+    name = explorables()[figure]
+    html = alone(site / name, figure)
+    page.route(f"**/{name}", lambda it: it.fulfill(content_type="text/html", body=html))
+    page.goto(f"{root or site.as_uri()}/{name}")
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +170,6 @@ def explore(site: Path, browser) -> Iterator[Callable[..., Driver]]:
 
     What it has folded is open, unless `folded`. Boxes fly only with `motion`. With `clock` the
     test may let time go faster.
-    Formulas are set on a phone alone, where they could be too wide.
     """
     opened = []
 
@@ -165,9 +187,7 @@ def explore(site: Path, browser) -> Iterator[Callable[..., Driver]]:
         if clock:
             page.clock.install()
         page.on("pageerror", lambda error: errors.append(str(error)))
-        if width == WIDE:
-            without_formulas(page)
-        page.goto((site / explorables()[figure]).as_uri())
+        open_alone(page, site, figure)
         driver = Driver(page, figure)
         if not folded:
             driver.unfold()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.explorables.conftest import NARROW, Driver, explorables, without_formulas
+from tests.explorables.conftest import NARROW, Driver, explorables, open_alone
 
 FIGURES = list(explorables())
 
@@ -244,7 +244,7 @@ def test_a_write_is_seen_flowing_where_motion_is_welcome(explore, figure: str) -
 @pytest.mark.parametrize("figure", FIGURES)
 def test_without_scripts_the_picture_stands(site: Path, browser, figure: str) -> None:
     page = browser.new_page(java_script_enabled=False)
-    page.goto((site / explorables()[figure]).as_uri())
+    open_alone(page, site, figure)
     assert page.locator(f"#{figure} img").is_visible()
     assert page.locator(".explorable").count() == 0
     page.close()
@@ -255,9 +255,8 @@ def test_who_comes_back_finds_controls_and_drawings_agreed(
     site: Path, browser, serve, figure: str
 ) -> None:
     page = browser.new_page()
-    without_formulas(page)
     address = serve(site)  # of a file, a browser does not keep what was typed
-    page.goto(f"{address}/{explorables()[figure]}")
+    open_alone(page, site, figure, address)
     driver = Driver(page, figure)
     first = driver.root.evaluate(STATE)
     driver.unfold()
@@ -268,7 +267,7 @@ def test_who_comes_back_finds_controls_and_drawings_agreed(
             label.click()
     driver.settle()
     assert driver.root.evaluate(STATE) != first
-    page.goto(f"{address}/genindex.html")
+    page.goto(f"{address}/search.html")
     page.go_back()
     driver = Driver(page, figure)
     driver.settle()
