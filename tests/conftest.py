@@ -244,6 +244,7 @@ def browser() -> Iterator:
         "--no-sandbox",
         "--disable-gpu",
         "--disable-quic",
+        "--disable-frame-rate-limit",
         "--no-first-run",
         "--disable-background-networking",
         "--disable-component-update",

@@ -161,6 +161,7 @@ LOOSE = """async () => {
 LOST = r"""async () => {
   await window.MathJax?.startup?.promise;
   const lost = [], article = document.querySelector("article");
+  if (!article) return lost;  // a page of the theme's own
   const say = (what, node) => lost.push(`${what}: ${(node.outerHTML ?? node.data).slice(0, 120)}`);
   const width = innerWidth;
   // The title is printed above the list of contents, outside of the article.
