@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urldefrag
 
 import yaml
-from bs4 import BeautifulSoup, Tag
+from bs4 import BeautifulSoup, SoupStrainer, Tag
 from playwright.sync_api import Browser, Page, sync_playwright
 from pypdf import PdfReader, PdfWriter
 from pypdf.generic import NameObject, TextStringObject
@@ -134,8 +134,8 @@ def document(site: Path, parts: Parts) -> str:
             contents.append((id_, "of-part", caption))
         for page in names:
             text = (site / f"{page}.html").read_text("utf-8")
-            article = BeautifulSoup(text, "html.parser").find("article", class_="bd-article")
-            article = to_paper(article, page, printed)
+            articles = BeautifulSoup(text, "html.parser", parse_only=SoupStrainer("article"))
+            article = to_paper(articles.find(class_="bd-article"), page, printed)
             title = article.find("h2")
             for link in title.find_all("a", class_="headerlink"):
                 link.decompose()
