@@ -13,6 +13,7 @@ PARTS = [
     "light_pages",
     "page_heads",
     "reading_map",
+    "sidebars",
     "status_page",
     "symbol_search",
     "equation_links",
