@@ -244,7 +244,7 @@ def browser() -> Iterator:
         "--no-sandbox",
         "--disable-gpu",
         "--disable-quic",
-        "--disable-frame-rate-limit",
+        "--disable-frame-rate-limit",  # tests wait for frames
         "--no-first-run",
         "--disable-background-networking",
         "--disable-component-update",

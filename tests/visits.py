@@ -62,20 +62,19 @@ new PerformanceObserver(list => {
     }
 }).observe({type: "layout-shift", buffered: true});
 """
-# Down to the last picture, as a reader would, so that what loads late has loaded. A browser loads
-# what is a screen away.
+# Down to the end, as a reader would, so that what loads late has loaded; a browser loads what is a
+# screen away. On the longest pages, which have no pictures, in larger steps.
 SCROLL = """async () => {
   await window.MathJax?.startup?.promise;
   const wait = time => new Promise(done => setTimeout(done, time));
   const frame = () => new Promise(done => requestAnimationFrame(() => wait(15).then(done)));
-  const images = [...document.images];
-  const last = () => Math.max(...images.map(image => image.getBoundingClientRect().bottom));
-  do {
+  const height = document.documentElement.scrollHeight;
+  const step = Math.max(2 * innerHeight, height / 30);
+  for (let y = 0; y < height + step; y += step) {
+    scrollTo({top: y, behavior: "instant"});
     await frame();
-    scrollBy({top: 2 * innerHeight, behavior: "instant"});
-  } while (last() > 2 * innerHeight);
-  await frame();
-  const loaded = images.map(image => image.complete ||
+  }
+  const loaded = [...document.images].map(image => image.complete ||
     new Promise(done => image.onload = image.onerror = done));
   await Promise.race([Promise.all(loaded), wait(10_000)]);
   await frame();
@@ -161,7 +160,7 @@ LOOSE = """async () => {
 LOST = r"""async () => {
   await window.MathJax?.startup?.promise;
   const lost = [], article = document.querySelector("article");
-  if (!article) return lost;  // a page of the theme's own
+  if (!article) return document.querySelector("#search-results") ? [] : ["no article"];
   const say = (what, node) => lost.push(`${what}: ${(node.outerHTML ?? node.data).slice(0, 120)}`);
   const width = innerWidth;
   // The title is printed above the list of contents, outside of the article.
@@ -270,7 +269,7 @@ class Facts:
     sizes: dict[str, int] = field(default_factory=dict)  # bytes, of what a server has sent
     seen: dict = field(default_factory=dict)  # while it was loaded
     content: dict = field(default_factory=dict)
-    widths: list[tuple] = field(default_factory=list)
+    widths: list[tuple] = field(default_factory=list)  # of a screen, and what MEASURE tells there
     loose: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -284,7 +283,7 @@ def visit(
     screen: tuple[int, int] = WIDE,
     tried: dict[str, int] | None = None,
 ) -> Facts:
-    """Load a page and look at it; for axe, where the looks are told that have been tried.
+    """Load a page and look at it; on paper and by axe where the looks are told that axe has tried.
 
     ``context`` is a browser, for which the visit is the first, or a context of one.
     """

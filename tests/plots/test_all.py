@@ -260,7 +260,11 @@ def test_all_figures_are_here() -> None:
     assert set(FIGURES) == drawn | {"curves", "matrix_equation"}
 
 
-@pytest.mark.parametrize("name", {name.partition(".")[0]: name for name in FIGURES}.values())
+ONE_OF_EACH = {name.partition(".")[0]: name for name in FIGURES}
+ONE_OF_EACH["random_features"] = "random_features.estimated_over_exact"  # it draws numbers
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_the_same_figure_is_the_same_bytes(name: str) -> None:
     """One of each module: to draw all of them twice takes a minute, and they are made alike."""
     assert figure_of(name)._repr_svg_() == draw(name)._repr_svg_()
