@@ -49,7 +49,7 @@ class GzipHandler(http.server.SimpleHTTPRequestHandler):
 
 OBSERVE = """
 const moved = [];
-window.seen = {paint: 0, load: 0, shift: 0, moved};
+window.seen = {paint: 0, shift: 0, moved};
 new PerformanceObserver(list => {
   for (const entry of list.getEntries()) seen.paint = entry.startTime;
 }).observe({type: "largest-contentful-paint", buffered: true});
@@ -68,6 +68,8 @@ SCROLL = """async () => {
   await window.MathJax?.startup?.promise;
   const wait = time => new Promise(done => setTimeout(done, time));
   const frame = () => new Promise(done => requestAnimationFrame(() => wait(15).then(done)));
+  await frame();
+  const {paint} = seen;  // what is scrolled to is painted later, and may be larger
   const height = document.documentElement.scrollHeight;
   const step = Math.max(2 * innerHeight, height / 30);
   for (let y = 0; y < height + step; y += step) {
@@ -80,8 +82,7 @@ SCROLL = """async () => {
   await frame();
   const [loading] = performance.getEntriesByType("navigation");
   const [first] = performance.getEntriesByName("first-contentful-paint");
-  seen.load = Math.max(loading.loadEventEnd, first?.startTime ?? 0);
-  return seen;
+  return {...seen, paint, load: Math.max(loading.loadEventEnd, first?.startTime ?? 0)};
 }"""
 
 
