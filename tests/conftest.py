@@ -207,7 +207,7 @@ def site(site_build: tuple[Path, str]) -> Path:
     return folder
 
 
-class _QuietHandler(http.server.SimpleHTTPRequestHandler):
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         pass
 
@@ -217,7 +217,7 @@ def serve() -> Iterator[Callable[..., str]]:
     """A function that serves a folder on this machine and returns its address."""
     servers = []
 
-    def start(folder: Path, handler: type = _QuietHandler) -> str:
+    def start(folder: Path, handler: type = QuietHandler) -> str:
         in_folder = functools.partial(handler, directory=folder)
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), in_folder)
         threading.Thread(target=server.serve_forever, daemon=True).start()

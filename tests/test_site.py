@@ -22,7 +22,7 @@ import yaml
 from tests.conftest import small_book, soup
 from tests.test_light_pages import LIGHT, begins_no_line_with_punctuation, visit_calmly
 from tests.test_print import complete_on_paper
-from tests.visits import MARK_LOOKS, NARROW, Facts, GzipHandler, visit
+from tests.visits import MARK_LOOKS, NARROW, Facts, GzipHandler, problems, visit
 from tools import notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,10 +153,6 @@ def test_the_book_builds(site_build: tuple[Path, str]) -> None:
 # --- Every page --------------------------------------------------------------------------------
 
 
-def problems(facts: Facts) -> list[str]:
-    return [f"{check.__name__}: {problem}" for check in CHECKS for problem in check(facts)]
-
-
 @pytest.fixture(scope="module")
 def problems_of(browser, roots: dict[str, str]) -> Iterator[Callable[[str], list[str]]]:
     """A function that visits a page and tells all that is wrong.
@@ -165,7 +161,7 @@ def problems_of(browser, roots: dict[str, str]) -> Iterator[Callable[[str], list
     """
     tried: dict[str, int] = {}
     context = browser.new_context()
-    yield lambda name: problems(visit_calmly(context, roots["http"], name, tried=tried))
+    yield lambda name: problems(visit_calmly(context, roots["http"], name, tried=tried), CHECKS)
     context.close()
 
 
@@ -177,7 +173,7 @@ def test_page(problems_of, page: str) -> None:
 @pytest.mark.parametrize("page", AS_FILES)
 def test_page_as_a_file_on_a_phone(browser, roots: dict[str, str], page: str) -> None:
     """Explorables, which load scripts of their own, are opened so by tests/explorables."""
-    refuse(problems(visit_calmly(browser, roots["file"], page, NARROW)))
+    refuse(problems(visit_calmly(browser, roots["file"], page, NARROW), CHECKS))
 
 
 def other_pages(site: Path) -> list[str]:
@@ -407,7 +403,7 @@ def facts_of_line(tmp_path_factory: pytest.TempPathFactory, serve, browser):
 
 def test_the_checks_accept_a_good_page(facts_of_line) -> None:
     facts = facts_of_line("")
-    assert problems(facts) == []
+    assert problems(facts, CHECKS) == []
     assert set(CHECKS) == {*BAD_LINES, *LIGHT}
 
 

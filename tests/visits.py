@@ -7,12 +7,14 @@ as narrow as a phone's, and put on paper; last, axe looks at it in both themes.
 from __future__ import annotations
 
 import gzip
-import http.server
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from axe_playwright_python.base import AXE_SCRIPT
+
+from tests.conftest import QuietHandler
 
 WIDE, NARROW = (1280, 900), (390, 844)
 PAPER = (718, 1000)  # the width of an A4 page between its margins, in CSS pixels
@@ -22,7 +24,7 @@ PAPER = (718, 1000)  # the width of an A4 page between its margins, in CSS pixel
 TEXT = {".html", ".css", ".js", ".svg", ".json"}
 
 
-class GzipHandler(http.server.SimpleHTTPRequestHandler):
+class GzipHandler(QuietHandler):
     """Serves files as the published site's host does: text is packed, once for all requests."""
 
     packed: ClassVar[dict[Path, bytes]] = {}
@@ -42,9 +44,6 @@ class GzipHandler(http.server.SimpleHTTPRequestHandler):
         self.send_header("Cache-Control", "max-age=600")
         self.end_headers()
         self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 OBSERVE = """
@@ -90,7 +89,6 @@ SCROLL = """async () => {
 
 # Text in elements that show source code, and what MathJax has drawn, is no prose.
 GATHER = r"""async () => {
-  await window.MathJax?.startup?.promise;
   const images = [...document.images];
   images.forEach(image => image.loading = "eager");
   await Promise.all(images.map(image => image.decode().catch(() => {})));
@@ -143,8 +141,7 @@ MEASURE = r"""async () => {
   return [width, root.clientWidth, culprit.outerHTML.slice(0, 200), formulas];
 }"""
 # What stands at the beginning of a line, and belongs to the formula before it.
-LOOSE = """async () => {
-  await window.MathJax?.startup?.promise;
+LOOSE = """() => {
   const loose = [];
   for (const formula of document.querySelectorAll("span.math:has(mjx-container)")) {
     const text = formula.nextSibling;
@@ -158,8 +155,7 @@ LOOSE = """async () => {
   return loose;
 }"""
 # What is on the page and cannot be read on paper. Titles of folded notes stay; controls go.
-LOST = r"""async () => {
-  await window.MathJax?.startup?.promise;
+LOST = r"""() => {
   const lost = [], article = document.querySelector("article");
   if (!article) return document.querySelector("#search-results") ? [] : ["no article"];
   const say = (what, node) => lost.push(`${what}: ${(node.outerHTML ?? node.data).slice(0, 120)}`);
@@ -243,9 +239,9 @@ MARK_LOOKS = r"""([tried, mark]) => {
 # What remains is tried on every page. No mistake in regions is serious.
 OF_PAGES = {"rules": {"region": {"enabled": False}}}
 # One run for both: axe reads the whole page for each, whatever it asks.
-ONLY_MARKED = """marked => axe.configure({rules: [
-  {id: "color-contrast", selector: `${marked}, ${marked} *`},
-  {id: "link-in-text-block", selector: `a[href]${marked}`},
+ONLY_LIGHT = """() => axe.configure({rules: [
+  {id: "color-contrast", selector: ":is([data-light], [data-light] *)"},
+  {id: "link-in-text-block", selector: "a[href]:is([data-light], [data-light] *)"},
 ]})"""
 # MathJax draws all formulas in one way, of so many elements that they are most of a page.
 FEW_FORMULAS = """() => [...document.querySelectorAll("mjx-container")].slice(3)
@@ -274,6 +270,10 @@ class Facts:
     loose: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
+
+
+def problems(facts: Facts, checks: Iterable[Callable[[Facts], list[str]]]) -> list[str]:
+    return [f"{check.__name__}: {problem}" for check in checks for problem in check(facts)]
 
 
 def visit(
@@ -357,7 +357,7 @@ def look_at(page, tried: dict[str, int]) -> list[str]:
     if page.locator("[data-dark]").count():
         found += page.evaluate(RUN_AXE, ["[data-dark]", {"runOnly": OF_LOOKS}])
     turn("light")
-    page.evaluate(ONLY_MARKED, "[data-light]")
+    page.evaluate(ONLY_LIGHT)
     found += page.evaluate(RUN_AXE, [None, OF_PAGES])
     return [describe(violation) for violation in found]
 

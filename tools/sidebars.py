@@ -2,7 +2,8 @@
 
 Sphinx adds more than a hundred, such as those of source code. The theme makes the list of contents
 for each page anew, which would take a sixth of the time of a build. From pages in equally deep
-folders its links are the same, and no entry is that of the page.
+folders its links are the same, and no entry is that of the page. The theme's function keeps what it
+has made, so that of the first page serves the others.
 """
 
 from __future__ import annotations
@@ -15,17 +16,8 @@ from sphinx.application import Sphinx
 def share(
     made: dict, app: Sphinx, pagename: str, templatename: str, context: dict, doctree
 ) -> None:
-    make = context.get("generate_toctree_html")
-    if doctree is not None or make is None:
-        return
-
-    def find(*args, **options):
-        key = pagename.count("/"), args, tuple(sorted(options.items()))
-        if key not in made:
-            made[key] = make(*args, **options)
-        return made[key]
-
-    context["generate_toctree_html"] = find
+    if doctree is None and (make := context.get("generate_toctree_html")):
+        context["generate_toctree_html"] = made.setdefault(pagename.count("/"), make)
 
 
 def setup(app: Sphinx) -> None:
