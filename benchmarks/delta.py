@@ -4,10 +4,14 @@ python benchmarks/delta.py                  writes lesson_code/results/delta.jso
 python benchmarks/delta.py --output FILE    writes another file
 
 One sequence, 8 heads, float32, two threads, forward and with gradients: what the library computes
-where no kernel is installed, the same arrays in its own layout, and this package's functions. Gated
-linear attention, which the library does not have, stands beside its own recurrence. The two sides
-take turns, and the best of some rounds is kept. Bytes are the most that a forward and a backward
-pass hold beyond their inputs, in units of q, k and v.
+where no kernel is installed, the same arrays in its own layout, and this package's functions.
+State space duality stands beside the chunks of two models, as each has its own length for them.
+Gated linear attention, which the library does not have, stands beside its own recurrence. The two
+sides take turns, and the best of some rounds is kept. Bytes are the most that a forward and a
+backward pass hold beyond their inputs, in units of q, k and v.
+
+All is timed twice: as a process begins, where memory that is freed goes back to the system, and
+with `measure.keep_freed_memory`, which helps the side that makes more arrays.
 """
 
 import argparse
@@ -43,18 +47,22 @@ def their_kimi_delta_attention(q, k, v, beta, g):
     return of("kimi_linear", "chunk_kimi_delta_attention")(q, k, v, g, beta)[0]
 
 
-def their_state_space_dual(x, g, B, C):
-    """With a step of -g and a rate of -1, values that it multiplies, and Nemotron-H's chunks."""
+def their_state_space_dual(chunk_size, x, g, B, C):
+    """With a step of -g and a rate of -1, values that it multiplies."""
     rate = -torch.ones(x.shape[2])
-    return of("nemotron_h", "mamba2_chunk_scan")(x, -g, rate, B, C, 128)
+    return of("nemotron_h", "mamba2_chunk_scan")(x, -g, rate, B, C, chunk_size)
 
 
+# The other side, where it is not the function's own recurrence.
 THEIRS = {
-    "gated_delta_rule": their_gated_delta_rule,
-    "kimi_delta_attention": their_kimi_delta_attention,
-    "state_space_dual": their_state_space_dual,
+    ("gated_delta_rule", "transformers"): their_gated_delta_rule,
+    ("kimi_delta_attention", "transformers"): their_kimi_delta_attention,
+    ("state_space_dual", "transformers, chunks of Nemotron-H"): partial(
+        their_state_space_dual, 128
+    ),
+    ("state_space_dual", "transformers, chunks of Mamba-2"): partial(their_state_space_dual, 256),
 }
-BESIDE = {name: "transformers" for name in THEIRS} | {"gated_linear_attention": "recurrent"}
+PAIRS = [*THEIRS, ("gated_linear_attention", "recurrent")]
 LIMITS = {"kimi_delta_attention": 2_048, "gated_linear_attention": 2_048}  # the other side is slow
 
 
@@ -73,13 +81,13 @@ def inputs(name, N, D):
     }[name]
 
 
-def sides(name, N, D):
+def sides(name, beside, N, D):
     """What is compared: functions and their arrays."""
     ours, arrays = getattr(lt, name), inputs(name, N, D)
-    if name not in THEIRS:
-        return {"ours": (ours, arrays), "recurrent": (partial(ours, form="recurrent"), arrays)}
+    if beside == "recurrent":
+        return {"ours": (ours, arrays), beside: (partial(ours, form=beside), arrays)}
     turned = [x.transpose(1, 2).contiguous() for x in arrays]
-    return {"ours": (ours, arrays), "transformers": (THEIRS[name], turned)}
+    return {"ours": (ours, arrays), beside: (THEIRS[name, beside], turned)}
 
 
 def train(function, arrays):
@@ -93,18 +101,19 @@ def read(function, arrays):
     function(*arrays)
 
 
-def measure_times(name, N, D, repeats):
-    both = sides(name, N, D)
+def measure_times(name, beside, freed, N, D, repeats):
+    both = sides(name, beside, N, D)
     seconds = {}
     for kind, step in (("forward", read), ("with gradients", train)):
         functions = {side: partial(step, *given) for side, given in both.items()}
         seconds[kind] = measure.seconds(functions, repeats=repeats)
-    ratios = {kind: times[BESIDE[name]] / times["ours"] for kind, times in seconds.items()}
+    ratios = {kind: times[beside] / times["ours"] for kind, times in seconds.items()}
     shown = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in ratios.items())
-    print(f"{name:24s} N = {N:6d} D = {D:4d} {shown}", flush=True)
+    print(f"{name:24s} {beside:36s} {freed:9s} N = {N:6d} D = {D:4d} {shown}", flush=True)
     return {
         "name": name,
-        "beside": BESIDE[name],
+        "beside": beside,
+        "freed_memory": freed,
         "N": N,
         "D": D,
         "seconds": seconds,
@@ -113,7 +122,7 @@ def measure_times(name, N, D, repeats):
 
 
 def measure_bytes(name, N, D):
-    function, arrays = sides(name, N, D)["ours"]
+    function, arrays = getattr(lt, name), inputs(name, N, D)
     size = 3 * HEADS * N * D * 4  # of q, k and v
     peak = measure.peak_bytes(partial(train, function, arrays)) / size
     print(f"{name:24s} N = {N:6d} D = {D:4d} {peak:.2f} times q, k and v", flush=True)
@@ -125,24 +134,29 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
     parser.add_argument("--long", type=int, default=LONG)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(2)
-    measure.keep_freed_memory()
-    rows = [
-        measure_times(name, N, D, options.repeats)
-        for name in BESIDE
+    shapes = [
+        (*pair, N, D)
+        for pair in PAIRS
         for N in options.lengths
         for D in options.widths
-        if N <= LIMITS.get(name, N)
+        if N <= LIMITS.get(pair[0], N)
     ]
+    rows = []
+    for freed in ("returned", "kept"):
+        if freed == "kept":
+            measure.keep_freed_memory()
+        for name, beside, N, D in shapes:
+            rows.append(measure_times(name, beside, freed, N, D, options.repeats))
     result = {
         "what": "gated engines beside transformers' plain PyTorch, 8 heads, float32, two threads",
         "transformers": importlib.import_module("transformers").__version__,
         "seed": SEED,
         "rows": rows,
-        "memory": [measure_bytes(name, options.long, options.widths[0]) for name in BESIDE],
+        "memory": [measure_bytes(name, options.long, options.widths[0]) for name in dict(PAIRS)],
     }
     results.save("delta", result, output=options.output)
 
