@@ -17,7 +17,8 @@ after the other, the walk makes meanwhile.
 lesson_code.gpu makes terms of these numbers. "bound" is the longest term of each launch, and
 "estimate" the root of the sum of their squares; launches follow each other and are added up. The
 time in which a launch begins is not in either. "floor" is the time in which the bytes that must be
-moved, every array once, pass at the bandwidth of the data sheet.
+moved, every array once, pass at the bandwidth of the data sheet, or in float32 that of the
+multiply-adds of the recurrence, if it is longer.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from lesson_code import results
 from lesson_code.cupy import _arrays, _kernels, emulator, nvrtc
 from lesson_code.cupy.decay import decaying_scan
 from lesson_code.cupy.linear import causal_scan
-from lesson_code.gpu import GPUS, launch_of, predict
+from lesson_code.gpu import GPU, GPUS, launch_of, predict
 
 ON = {"H100": "sm_90", "H200": "sm_90"}
 SHAPES = ((8, 16, 4096, 64), (8, 16, 4096, 128), (1, 16, 512, 64))  # B, H, N, D
@@ -85,6 +86,11 @@ STEPS = {
     ("backward_walk", 128): Steps(
         {1: 1, 2: 1.5, 3: 2, 4: 2, 5: 2}, 0, {1: 1, 2: 2, 3: 2, 4: 2, 5: 2}
     ),
+    # Chunks of 32 tokens; of the weights the upper half of a tile has half as many.
+    ("tiled_walk", 64): Steps({1: 2, 2: 3, 3: 4}, 0, {1: 2, 2: 4, 3: 4}),
+    ("tiled_walk", 128): Steps({1: 2, 2: 4, 3: 4, 4: 3, 5: 4}, 0, {1: 2, 2: 4, 3: 4, 4: 4, 5: 4}),
+    ("tiled_sums", 64): Steps({1: 2, 2: 4}, 0),
+    ("tiled_sums", 128): Steps({1: 2, 2: 4}, 0),
     ("sums_of_segments", 64): Steps({2: 1}, 0),
     ("sums_of_segments", 128): Steps({2: 1}, 0),
     ("fading_walk", 64): Steps({2: 1}, 0),
@@ -137,12 +143,14 @@ class Noted(NamedTuple):
 # Arguments by their place: which of them is the length of a block's walk.
 LENGTH = {"recurrent": -2, "chunk_states": -2, "segment_sums": -1, "segment_outputs": -1}
 LENGTH |= dict.fromkeys(("forward_walk", "backward_walk", "sums_of_segments"), -1)
+LENGTH |= {"tiled_walk": -1, "tiled_sums": -1}
 LENGTH |= {"forward": -2, "walk": -2, "backward": -1}
 LENGTH |= {"fading_walk": -1, "fading_states": -2, "fading_backward": -1}
 LENGTH |= {"channel_walk": -1, "channel_states": -2, "channel_backward": -1}
 FADING_WALKS = ("fading_walk", "fading_states", "fading_backward")  # of decay_pipelined.cu
 FADING_WALKS += ("channel_walk", "channel_states", "channel_backward")  # of decay_channels.cu
-WALKS = ("forward_walk", "backward_walk", "sums_of_segments", *FADING_WALKS)
+TILED = ("tiled_walk", "tiled_sums")
+WALKS = ("forward_walk", "backward_walk", "sums_of_segments", *TILED, *FADING_WALKS)
 # Bytes in a cycle that the second cache sends to one multiprocessor at most, and to all (NVIDIA's
 # white paper on the A100; of later GPUs it is not published).
 FROM_CACHE, FROM_CACHE_TO_ALL = 64, 5120
@@ -273,7 +281,7 @@ def bytes_of(arrays) -> int:
 def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> dict:
     """What a walk does, for the whole launch, where its loads are hidden.
 
-    It is one of pipelined.cu, decay_pipelined.cu or decay_channels.cu. A step of it takes its
+    It is one of pipelined.cu, tiled.cu, decay_pipelined.cu or decay_channels.cu. A step of it takes its
     cycles, or those of a trip over the steps for which a copy is on its way. Where segments make
     their states themselves, the steps for it are those of "sums_of_segments", and what they read
     once more comes from the cache: the walk takes as long as that needs, if it is longer.
@@ -362,6 +370,10 @@ def launch(one: Noted, gpu: str, D: int):
     fields = {name: getattr(scaled, name) * times for name in ("passes", "tensor")}
     if one.function not in WALKS:
         fields["bytes"] = scaled.bytes * times
+    if one.function in TILED:
+        runs = STEPS[one.function, D].loops
+        adds = length_of(one) / CHUNK * sum(loops[n]["multiply_adds"] * runs[n] for n in runs)
+        fields["multiply_adds"] = 32 * one.blocks * warps * adds
     if one.function in ("recurrent", "chunk_states", "chunk_outputs", *FADING):
         fields["multiply_adds"] = 32 * one.blocks * warps * total("multiply_adds", steps.loops)
         # The compiler makes one read of several that the source has, and the emulator counts.
@@ -371,9 +383,11 @@ def launch(one: Noted, gpu: str, D: int):
     return scaled.__class__(**{**vars(scaled), **fields})
 
 
-def scan(kernel: str, shape: tuple[int, ...], backward: bool) -> list[Callable[[], object]]:
+def scan(
+    kernel: str, shape: tuple[int, ...], backward: bool, dtype: torch.dtype = torch.bfloat16
+) -> list[Callable[[], object]]:
     """Calls: the one to be left out, and the one to be counted."""
-    x = torch.zeros(shape, dtype=torch.bfloat16, requires_grad=backward)
+    x = torch.zeros(shape, dtype=dtype, requires_grad=backward)
     q, k, v = (x.detach().clone().requires_grad_(backward) for _ in range(3))
     if not backward:
         return [lambda: causal_scan(q, k, v, kernel=kernel, device="cpu")]
@@ -398,12 +412,29 @@ class Kernel(NamedTuple):
     call: Callable
     forward_vectors: int = 4  # q, k, v, out
     backward_vectors: int = 7  # q, k, v, grad, dq, dk, dv
+    bytes: int = 2  # of a number
+
+    def floor(self, machine: GPU, shape: tuple[int, ...], backward: bool) -> tuple[float, int]:
+        """Seconds in which nothing can be faster, and the bytes that must be moved.
+
+        In float32 it may be multiply-adds that take longer: for each token those of the recurrence,
+        two products of D x D forward (write and read) and five backward (two states, three reads).
+        """
+        B, H, N, D = shape
+        vectors, products = (self.backward_vectors, 5) if backward else (self.forward_vectors, 2)
+        moved = self.bytes * vectors * B * H * N * D
+        seconds = moved / machine.bandwidth
+        if self.bytes == 4:
+            seconds = max(seconds, products * B * H * N * D * D / machine.multiply_adds)
+        return seconds, moved
 
 
 KERNELS = {
     name: Kernel(functools.partial(scan, name))
     for name in ("recurrent", "chunked", "tensor_core", "pipelined")
 }
+for name, kernel in (("chunked_float32", "chunked"), ("tiled", "tiled")):
+    KERNELS[name] = Kernel(functools.partial(scan, kernel, dtype=torch.float32), bytes=4)
 KERNELS["decay_head"] = Kernel(functools.partial(fading, "chunked", False))
 KERNELS["decay_channel"] = Kernel(functools.partial(fading, "chunked", True), 5, 9)
 KERNELS["decay_pipelined"] = Kernel(functools.partial(fading, "pipelined", False))
@@ -412,15 +443,14 @@ KERNELS["decay_channel_pipelined"] = Kernel(functools.partial(fading, "pipelined
 
 def row_of(name: str, shape: tuple[int, ...], backward: bool, gpu: str) -> dict:
     kernel, machine = KERNELS[name], GPUS[gpu]
-    B, H, N, D = shape
+    D = shape[-1]
     found = launches_of(name, shape, backward, machine.processors)
     launches = [launch(one, gpu, D) for one in found]
     predictions = [predict(one, machine) for one in launches]
-    vectors = kernel.backward_vectors if backward else kernel.forward_vectors
-    moved = 2 * vectors * B * H * N * D
+    floor, moved = kernel.floor(machine, shape, backward)
     row = {"kernel": name, "direction": "backward" if backward else "forward", "gpu": gpu}
     row |= dict(zip("BHND", shape, strict=True))
-    row |= {"floor": moved / machine.bandwidth, "floor_bytes": moved}
+    row |= {"floor": floor, "floor_bytes": moved}
     row |= {"bytes": sum(one.bytes for one in launches)}
     row |= {
         "bound": sum(one.seconds for one in predictions),

@@ -41,6 +41,7 @@ DTYPES = {
     "chunked": (torch.float32, torch.bfloat16),
     "tensor_core": (torch.float16, torch.bfloat16),
     "pipelined": (torch.float16, torch.bfloat16),
+    "tiled": (torch.float32,),
     "wkv": (torch.float32, torch.float16, torch.bfloat16),
     "decay": (torch.float32, torch.bfloat16),
     "decay_pipelined": (torch.float16, torch.bfloat16),
@@ -52,6 +53,7 @@ WIDTHS = {
     "chunked": (64, 128, 256),
     "tensor_core": (64, 65, 128, 256),  # rows of 65 numbers begin anywhere, not at 16 bytes
     "pipelined": (64, 65, 128),  # wider ones are those of "tensor_core"
+    "tiled": (64, 65, 128),  # and of "chunked"
     "wkv": (64,),  # a thread has one channel, however many there are
     "decay": (64, 128, 256),
     "decay_pipelined": (64, 128),
@@ -158,8 +160,8 @@ def all_launches(architectures, kernels, widths=None):
 
 def fingerprint():
     """A number of the kernel files without comments and spaces, and of all launches."""
-    headers = ("gpu.h", "rows.h", "tiles.h", "fading.h")
-    kernels = ("linear.cu", "pipelined.cu", "wkv.cu", "decay.cu", "delta.cu")
+    headers = ("gpu.h", "rows.h", "tiles.h", "walk.h", "segments.h", "fading.h")
+    kernels = ("linear.cu", "pipelined.cu", "tiled.cu", "wkv.cu", "decay.cu", "delta.cu")
     kernels += ("decay_pipelined.cu", "decay_channels.cu")
     texts = [re.sub(r"//.*|\s+", " ", _kernels.text(file)).split() for file in headers + kernels]
     launched = all_launches(GPUS, DTYPES)

@@ -1,4 +1,4 @@
-"""How linear.cu and pipelined.cu are launched: macros, grids, and the memory they need."""
+"""How the kernels of linear.cu, pipelined.cu and tiled.cu are launched: macros, grids, memory."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from lesson_code.cupy import _arrays, _kernels
 CHUNK = 64
 MIN_SEGMENT = 4 * CHUNK  # tokens: a shorter segment would not be worth its state
 BLOCKS_PER_PROCESSOR = 2  # fewer would leave a multiprocessor waiting for memory
-THREADS = 256  # of a block of pipelined.cu
+THREADS = 256  # of a block of pipelined.cu or tiled.cu
 ALONE = 1024  # tokens of a sequence whose segments make their states themselves: see `walk_plan`
 MOST_STAGES = 8
 INTERVAL = 2048  # tokens between the states that a walk forwards leaves for the one backwards
@@ -282,11 +282,58 @@ def _walk_bytes(features, columns, chunk, stages, backward) -> int:
     return 2 * numbers + 4 * both * (2 * features + 8 + (chunk // 16) ** 2 + chunk)
 
 
+def tiled(shape, rows, initial, last, normalizers):
+    q, k, v, out = rows
+    gpu = _kernels.gpu(out.array)
+    features = round_up(max(1, shape.features), 64)
+    columns = 64 if shape.values <= 64 else 128
+    shared_bytes = _tiled_bytes(features, columns)
+    if features > 128 or shared_bytes > gpu.shared_bytes or not shape.N:
+        return chunked(shape, rows, initial, last, normalizers)
+    macros = {
+        "FEATURES": features,
+        "COLUMNS": columns,
+        "ONES": shape.ones,
+        "NORMALIZE": int(normalizers is not None),
+        "STAGES": TILED_STAGES,
+        "ALIGNED": int(all(map(is_aligned, rows))),
+    }
+    slabs = blocks(shape.values, columns)
+    segments, length = segments_of(shape.N, gpu.processors // (shape.heads * slabs))
+    grid, cut = (shape.heads * segments, slabs), (shape.N, shape.features, segments, length)
+    states = initial
+    if segments > 1:
+        size = shape.features * shape.columns
+        total = shape.heads * size
+        states = _arrays.empty((shape.heads, segments, size), "float32", out.array)
+        sums = macros | {"SUMS": 1}
+        arguments = (k, v, states, *cut)
+        shared = {"shared_bytes": shared_bytes}
+        _kernels.run("tiled.cu", sums, "tiled_sums", grid, THREADS, *arguments, **shared)
+        before = (states, initial, size, segments, 0, np.int64(total))
+        _kernels.run("tiled.cu", sums, "states_of_segments", blocks(total, 256), 256, *before)
+    arguments = (*rows, states, last, normalizers, *cut)
+    macros["FORWARD"] = 1
+    _kernels.run(
+        "tiled.cu", macros, "tiled_walk", grid, THREADS, *arguments, shared_bytes=shared_bytes
+    )
+
+
+TILED_CHUNK, TILED_STAGES = 32, 2
+
+
+def _tiled_bytes(features, columns) -> int:
+    """Shared memory of tiled.cu: queries, keys and values, the state, z and the normalizers."""
+    tiles = TILED_STAGES * TILED_CHUNK * (2 * (features + 4) + columns)
+    return 4 * (tiles + features * columns + features + TILED_CHUNK)
+
+
 LAUNCHES = {
     "recurrent": recurrent,
     "chunked": chunked,
     "tensor_core": tensor_core,
     "pipelined": pipelined,
+    "tiled": tiled,
 }
 
 

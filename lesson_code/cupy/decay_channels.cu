@@ -17,6 +17,7 @@
 // Blocks of h tokens become blocks of 2h: where there were two, what the first one leaves is multiplied into the second.
 
 #include "tiles.h"
+#include "walk.h"
 #include "fading.h"
 
 constexpr int EIGHTS = CHUNK / 8;            // of tokens

@@ -16,6 +16,7 @@
 // and writes down, in 16 bits, the state before each chunk.
 
 #include "tiles.h"
+#include "walk.h"
 #include "fading.h"
 
 constexpr int TOKENS = CHUNK / 32;  // of a chunk, for each lane of a warp

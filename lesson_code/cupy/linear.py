@@ -1,7 +1,8 @@
-"""Causal linear attention on a GPU: four kernels for one scan, and its gradients.
+"""Causal linear attention on a GPU: five kernels for one scan, and its gradients.
 
-The kernels are in ``linear.cu`` and ``pipelined.cu``, their launches in ``_launches.py``; here are
-the checks, the choice of a kernel, and the backward pass, which is three more scans or one walk.
+The kernels are in ``linear.cu``, ``pipelined.cu`` and ``tiled.cu``, their launches in
+``_launches.py``; here are the checks, the choice of a kernel, and the backward pass, which is three
+more scans or one walk.
 """
 
 from typing import Any
@@ -11,7 +12,8 @@ from lesson_code.cupy import _arrays, _kernels
 from lesson_code.cupy._launches import CHUNK, LAUNCHES, scan, split_gradient, walk_backwards
 
 MAX_WIDTH = 256  # of features and of values
-MAX_STATE = 128  # features that the state of "pipelined" may have
+MAX_STATE = 128  # features that the state of "pipelined" or "tiled" may have
+MIN_TILED = 32  # features and values: tiles are 64 wide, and half of them would be empty
 TENSOR_CORES = ("tensor_core", "pipelined")
 
 
@@ -51,9 +53,9 @@ def causal_scan(
     kernel : str, optional
         "recurrent" (a thread for each column of the state, token by token), "chunked" (chunks of 64
         tokens in shared memory, float32 arithmetic), "tensor_core" (chunks on the tensor cores,
-        float16 and bfloat16 only, the latter from compute capability 8.0 on) or "pipelined" (the
-        same, with the next chunks on their way meanwhile). None takes the one that `choose_kernel`
-        names.
+        float16 and bfloat16 only, the latter from compute capability 8.0 on), "pipelined" (the
+        same, with the next chunks on their way meanwhile) or "tiled" (float32 only, as fast as its
+        multiplications). None takes the one that `choose_kernel` names.
     device : str
         "cuda", or "cpu", which emulates the kernels.
 
@@ -64,8 +66,8 @@ def causal_scan(
     state is too large; as one power serves all features, those that are a million times smaller
     than others are lost. "chunked" needs memory for a state of every 64th token.
 
-    "pipelined" hands over to "tensor_core" where a state of more than 128 features, or its tiles,
-    would not fit a multiprocessor.
+    "pipelined" hands over to "tensor_core", and "tiled" to "chunked", where a state of more than 128
+    features, or their tiles, would not fit a multiprocessor.
 
     The gradients are three more scans (the book's chapter on the kernels derives them) by the same
     kernel, but for ``normalize=True`` in float16, where a gradient over its normalizer could
@@ -95,7 +97,7 @@ def causal_scan(
     """
     check(q, k, v, device)
     _arguments.check_flags(normalize=normalize, return_state=return_state)
-    kernel = _check_kernel(kernel, q)
+    kernel = _check_kernel(kernel, q, v)
     leading = _check_state(initial_state, k, v, device)
     _arguments.check_leading(q=q.shape[:-2], initial_state=leading)
     if return_state and 0 in q.shape[:-2] and 0 not in leading:  # no query, and yet a state
@@ -124,11 +126,12 @@ def choose_kernel(
 ) -> str:
     """The kernel that `causal_scan` takes where it is told none.
 
-    Up to 16 tokens "recurrent"; else "chunked" if the GPU's tensor cores do not multiply the dtype,
-    so always for float32, which they would round to 10 bits. They multiply float16 from compute
-    capability 7.5 on (Turing), bfloat16 from 8.0 on (Ampere). There it is "pipelined", by
+    Up to 16 tokens "recurrent". Tensor cores multiply float16 from compute capability 7.5 on
+    (Turing), bfloat16 from 8.0 on (Ampere). There it is "pipelined", by
     `benchmarks/kernel_times.py` the faster one, for up to 128 features from 8.0 on, when copies to
-    shared memory first went on by themselves; else "tensor_core".
+    shared memory first went on by themselves; else "tensor_core". Without tensor cores, and for
+    float32, which they would round to 10 bits, it is "chunked"; but by the same script "tiled" is
+    the faster one for float32 of 33 to 128 features and more than 32 values, from 8.0 on.
 
     Parameters
     ----------
@@ -148,22 +151,24 @@ def choose_kernel(
     'pipelined'
     >>> x = x.astype(np.float32)
     >>> choose_kernel(x, x, x, device="cpu")
-    'chunked'
+    'tiled'
     """
     check(q, k, v, device)
     if capability is not None:
         is_pair = isinstance(capability, tuple) and len(capability) == 2
         if not (is_pair and all(isinstance(x, int) and x >= 0 for x in capability)):
             raise ValueError(f"capability must be two integers like (7, 5), got {capability!r}.")
-    return _choose(q, capability)
+    return _choose(q, v, capability)
 
 
-def _choose(q, capability=None) -> str:
+def _choose(q, v, capability=None) -> str:
     if q.shape[-2] <= CHUNK // 4:
         return "recurrent"
-    if _tensor_cores_lack(q, capability):
-        return "chunked"
     copies_ahead = (capability or _kernels.gpu(q).capability) >= (8, 0)
+    if _tensor_cores_lack(q, capability):
+        wide = MIN_TILED < q.shape[-1] <= MAX_STATE and v.shape[-1] > MIN_TILED
+        is_tiled = copies_ahead and wide and _arguments.dtype_name(q) == "float32"
+        return "tiled" if is_tiled else "chunked"
     return "pipelined" if copies_ahead and q.shape[-1] <= MAX_STATE else "tensor_core"
 
 
@@ -188,12 +193,14 @@ def check(q, k, v, device) -> None:
             raise ValueError(f"{name} must be at most {MAX_WIDTH} wide, got {array.shape[-1]}.")
 
 
-def _check_kernel(kernel, q) -> str:
+def _check_kernel(kernel, q, v) -> str:
     if kernel is None:
-        return _choose(q)
+        return _choose(q, v)
     if kernel not in tuple(LAUNCHES):  # a tuple compares, where a dict would ask for a hash
         listed = ", ".join(map(repr, LAUNCHES))
         raise ValueError(f"kernel must be None or one of {listed}, got {kernel!r}.")
+    if kernel == "tiled" and _arguments.dtype_name(q) != "float32":
+        raise ValueError(f"kernel='tiled' needs float32, got {_arguments.dtype_name(q)}.")
     if kernel in TENSOR_CORES and (lack := _tensor_cores_lack(q)):
         raise ValueError(f"kernel={kernel!r} needs {lack}, got {_arguments.dtype_name(q)}.")
     return kernel

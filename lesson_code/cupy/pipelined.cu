@@ -9,6 +9,7 @@
 // begins anew from a state that the forward walk has written down, every `interval` tokens.
 
 #include "tiles.h"
+#include "walk.h"
 
 // Weights of the chunk, left right^T where the right token is not later, to shared memory. `more` is added to a row.
 template <int WIDTH>
@@ -286,6 +287,8 @@ backward_walk(Rows<const TYPE> q, Rows<const TYPE> k, Rows<const TYPE> v, Rows<c
 #endif
 
 #ifdef SUMS
+#include "segments.h"
+
 constexpr int STAGE = CHUNK * (FEATURE_PITCH + COLUMN_PITCH);  // numbers: keys, values
 
 // The sum of k v^T over each segment; behind the columns of v that of k, or, of the gradients of normalizers, of theirs.
@@ -318,21 +321,5 @@ sums_of_segments(Rows<const TYPE> k, Rows<const TYPE> v, Rows<const TYPE> split,
         } else state.add(keys, keys + CHUNK * FEATURE_PITCH, Same(), TOTALS, Ones());
     });
     state.transfer<false>(sums + (long long)blockIdx.x * features * columns, features, v.width, columns, slab);
-}
-
-// One thread for each number of a state: from the sums of the segments to the states before them or, where time runs
-// backwards, behind them.
-extern "C" __global__ void __launch_bounds__(256)
-states_of_segments(float* sums, const float* initial, int size, int segments, int backwards, long long total) {
-    const long long i = blockIdx.x * 256ll + threadIdx.x;
-    if (i >= total) return;
-    const int step = backwards ? -size : size;
-    float* sum = sums + i / size * segments * size + i % size + (backwards ? (segments - 1) * (long long)size : 0);
-    float state = initial ? initial[i] : 0.0f;
-    for (int s = 0; s < segments; s++, sum += step) {
-        const float own = *sum;
-        *sum = state;
-        state += own;
-    }
 }
 #endif

@@ -84,6 +84,13 @@ extern "C" __global__ void rotate(float* x) {  // 16 bytes a lane, through dynam
     ((uint4*)x)[threadIdx.x] = space[(threadIdx.x + 1) % blockDim.x];
 }
 
+extern "C" __global__ void share(float* x, int away, int count) {  // 16 bytes a lane, as that so far away has
+    dynamic_shared_memory(space);
+    space[threadIdx.x] = ((uint4*)x)[threadIdx.x];
+    __syncthreads();
+    ((uint4*)x)[threadIdx.x] = space[(threadIdx.x % away + threadIdx.x / (2 * away) * away) % count];
+}
+
 extern "C" __global__ void neighbors(float* x) {  // within one warp
     __shared__ float part[32];
     part[threadIdx.x] = x[threadIdx.x];
@@ -427,6 +434,19 @@ def test_wide_accesses_go_in_quarter_warps(module):
     counts = trace.kernels["rotate"]
     assert (counts.shared_accesses, counts.shared_passes, counts.ideal_passes) == (2, 8, 8)
     assert (counts.global_accesses, counts.global_lines, counts.ideal_lines) == (2, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("away", "count", "passes"), [(1, 16, 2), (2, 16, 2), (4, 16, 4), (16, 4, 4), (16, 1, 2)]
+)
+def test_wide_loads_of_pairs_go_in_half_warps(module, away, count, passes):
+    """Lanes that are next to each other or two apart; the fourth case is that of the source."""
+    options = np.int32(away), np.int32(count)
+    trace = traced(module, "share", 1, 32, numbers(128), *options, shared_bytes=512)
+    store, load = sorted(
+        (x for x in trace.accesses if x.space == "shared"), key=lambda x: x.kind, reverse=True
+    )
+    assert (store.kind, store.passes, load.kind, load.passes) == ("store", 4, "load", passes)
 
 
 def test_barriers_and_idle_threads(module):

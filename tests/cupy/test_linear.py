@@ -21,12 +21,13 @@ import lesson_code.torch as lt
 from lesson_code.cupy import _arrays, _kernels, _launches, causal_scan, choose_kernel, emulator
 from tests.cupy.conftest import Place
 
-KERNELS = ("recurrent", "chunked", "tensor_core", "pipelined")
+KERNELS = ("recurrent", "chunked", "tensor_core", "pipelined", "tiled")
 BFLOAT16 = ml_dtypes.bfloat16
 # Outputs are rounded once; those on tensor cores also round the states and scores they multiply.
 TOLERANCE = {
     ("recurrent", "float32"): 2e-6,
     ("chunked", "float32"): 2e-6,
+    ("tiled", "float32"): 2e-6,
     **{(kernel, "float16"): 4e-4 for kernel in ("recurrent", "chunked")},
     **{(kernel, "bfloat16"): 3e-3 for kernel in ("recurrent", "chunked")},
     **{(kernel, "float16"): 6e-4 for kernel in ("tensor_core", "pipelined")},
@@ -117,7 +118,9 @@ def test_outputs_and_states_of_all_kernels(place, kernel, dtype, normalize):
     ("kernel", "dtype", "normalize", "N", "C", "M"),
     [(*case, bool(M % 2), N, C, M) for case in ONE_DTYPE.items() for N, C, M in SIZES]
     + [("pipelined", "bfloat16", bool(M % 2), N, C, M) for N, C, M in (SIZES[1], *SIZES[3:6])]
-    + [("pipelined", "bfloat16", True, 70, 128, 130)],
+    + [("pipelined", "bfloat16", True, 70, 128, 130)]
+    + [("tiled", "float32", bool(M % 2), N, C, M) for N, C, M in (SIZES[1], *SIZES[3:6])]
+    + [("tiled", "float32", True, 70, 128, 130), ("tiled", "float32", False, 70, 130, 65)],
 )
 def test_other_sizes(device, kernel, dtype, normalize, N, C, M):
     """With the arrays of one library, as which it is has nothing to do with their size."""
@@ -134,7 +137,7 @@ def check_outputs_and_states(place, kernel, dtype, normalize, N, C, M):
 WIDTHS = st.sampled_from([1, 2, 5, 8, 16])
 
 
-@pytest.mark.parametrize("kernel", [*ONE_DTYPE, "pipelined"])
+@pytest.mark.parametrize("kernel", [*ONE_DTYPE, "pipelined", "tiled"])
 @given(
     N=st.integers(0, 140),
     C=WIDTHS,
@@ -183,7 +186,9 @@ def test_layouts_are_read_where_they_are(place, kernel):
         assert error(place.get(actual), out) < TOLERANCE[kernel, ONE_DTYPE[kernel]]
 
 
-@every_kernel
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [(x, "float32" if x == "tiled" else "float16") for x in KERNELS]
+)
 @pytest.mark.parametrize(
     "view",
     [
@@ -193,8 +198,8 @@ def test_layouts_are_read_where_they_are(place, kernel):
     ],
     ids=["not-16-bytes", "backwards", "byte-order"],
 )
-def test_views(kernel, view):
-    arrays = draw(np.random.default_rng(0), "float16", 70, 33, 33, ((2,),) * 3)
+def test_views(kernel, dtype, view):
+    arrays = draw(np.random.default_rng(0), dtype, 70, 33, 33, ((2,),) * 3)
     assert_right([*map(view, arrays)], kernel, False, keep=False)
 
 
@@ -303,7 +308,8 @@ def test_float16_small_queries_beside_a_large_state(kernel, normalize, small):
 
 @every_kernel
 def test_an_output_whose_normalizer_is_zero(kernel):
-    q, k, v = draw(np.random.default_rng(0), "float16", 70, 8, 8)
+    dtype = "float32" if kernel == "tiled" else "float16"
+    q, k, v = draw(np.random.default_rng(0), dtype, 70, 8, 8)
     q[5:9] = 0
     k[0] = 0
     tensors = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
@@ -316,7 +322,8 @@ def test_an_output_whose_normalizer_is_zero(kernel):
 
 @every_kernel
 def test_where_nan_goes(kernel):
-    q, k, v = draw(np.random.default_rng(0), "float16", 150, 8, 8, ((2,), (2,), (2,)))
+    dtype = "float32" if kernel == "tiled" else "float16"
+    q, k, v = draw(np.random.default_rng(0), dtype, 150, 8, 8, ((2,), (2,), (2,)))
     v[1, 80, 3] = np.nan
     out = on_cpu(q, k, v, kernel=kernel)
     assert np.isfinite(out[0].astype(float)).all()
@@ -332,7 +339,7 @@ def test_where_nan_goes(kernel):
 @pytest.mark.parametrize(
     ("kernel", "dtype"),
     [*ONE_DTYPE.items(), ("chunked", "bfloat16"), ("tensor_core", "float16")]
-    + [("pipelined", "bfloat16"), ("pipelined", "float16")],
+    + [("pipelined", "bfloat16"), ("pipelined", "float16"), ("tiled", "float32")],
 )
 @both_normalizations
 @pytest.mark.parametrize("with_state", [False, True], ids=["from-zero", "from-a-state"])
@@ -410,11 +417,12 @@ WAITS = re.compile(r"__sync(threads|warp)\(\);|wait_for_groups<[^>]*>\(\);|end_g
 def waits():
     """(kernel, file, number in the file) of each wait, and for each kernel with None left out."""
     seen = set()
-    for file in ("linear.cu", "tiles.h", "pipelined.cu"):
+    for file in ("linear.cu", "walk.h", "pipelined.cu", "tiled.cu"):
         source = _kernels.text(file)
         for number, match in enumerate(WAITS.finditer(source)):
             section = re.findall(r"^#ifdef (\w+)$", source[: match.start()], re.MULTILINE)
-            kernel = section[-1].lower() if file == "linear.cu" else "pipelined"
+            other = "tiled" if file == "tiled.cu" else "pipelined"
+            kernel = section[-1].lower() if file == "linear.cu" else other
             if kernel not in seen:
                 yield kernel, file, None
             seen.add(kernel)
@@ -431,7 +439,8 @@ def test_a_wait_that_is_missing_is_caught(leave_out, kernel, file, number):
             _walk_both_ways()
         else:
             N = 600 if kernel == "tensor_core" else 70  # several segments, or chunks
-            q, k, v = draw(np.random.default_rng(0), "float16", N, 32, 16)
+            dtype = "float32" if kernel == "tiled" else "float16"
+            q, k, v = draw(np.random.default_rng(0), dtype, N, 32, 16)
             for normalize in (False, True):
                 on_cpu(q, k, v, normalize=normalize, kernel=kernel)
         counted.check()
@@ -521,6 +530,36 @@ def test_bytes_that_the_pipelined_kernel_moves(monkeypatch):
     assert backward.tile_products == heads * N // 64 * (2 * scores + 3 * read + 5 * whole)
 
 
+def test_bytes_that_the_tiled_kernel_moves():
+    """Every number once, by 16 bytes; and a load of 16 bytes of a warp takes two passes."""
+    heads, N, C = 8, 128, 64
+    q, k, v = draw(np.random.default_rng(0), "float32", N, C, C, ((heads,),) * 3)
+    with emulator.trace() as counted:
+        on_cpu(q, k, v, kernel="tiled")
+    (counts,) = counted.kernels.values()
+    vector = heads * N * C * 4
+    assert counts.global_load_bytes == 3 * vector and counts.global_store_bytes == vector
+    assert counts.line_efficiency == counts.sector_efficiency == 1
+    loads = [x for x in counted.accesses if x.space == "shared" and x.kind == "load"]
+    wide = [x for x in loads if x.bytes == 16]
+    assert wide and all(x.passes == 2 * x.accesses for x in wide)
+
+
+def test_segments_of_the_tiled_kernel(monkeypatch):
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(processors=4))
+    q, k, v = draw(np.random.default_rng(0), "float32", 1100, 16, 24)
+    with emulator.trace() as counted:
+        assert_right((q, k, v), "tiled", True, draw_state(np.random.default_rng(1), 16, 24))
+    counted.check()
+    assert counted.kernels["tiled_walk"].blocks == counted.kernels["tiled_sums"].blocks == 4
+
+
+@pytest.mark.parametrize("order", ["reverse", 1])
+def test_the_tiled_kernel_in_any_order_of_threads(order):
+    with emulator.order(order):
+        assert_right(draw(np.random.default_rng(0), "float32", 70, 64, 64), "tiled", True)
+
+
 @both_normalizations
 def test_bytes_that_the_tensor_core_kernel_moves(normalize):
     """Every number of q, k and v once, every output once, eight numbers at a time."""
@@ -568,7 +607,8 @@ def test_bytes_of_the_other_kernels():
 @pytest.mark.parametrize(
     ("dtype", "N", "capability", "kernel"),
     [
-        ("float32", 100, None, "chunked"),
+        ("float32", 100, None, "tiled"),
+        ("float32", 100, (7, 5), "chunked"),
         ("float16", 100, None, "pipelined"),
         ("bfloat16", 100, None, "pipelined"),
         ("float16", 100, (7, 5), "tensor_core"),
@@ -579,13 +619,14 @@ def test_bytes_of_the_other_kernels():
     ],
 )
 def test_what_is_chosen(monkeypatch, dtype, N, capability, kernel):
-    x = np.zeros((N, 8), numpy_dtype(dtype))
+    x = np.zeros((N, 33), numpy_dtype(dtype))
     assert choose_kernel(x, x, x, device="cpu", capability=capability) == kernel
     monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(capability or (8, 0)))
     with emulator.trace() as counted:
         on_cpu(x, x, x)
     functions = {"chunked": "chunk_outputs", "tensor_core": "segment_outputs"}
-    function = (functions | {"pipelined": "forward_walk"}).get(kernel, kernel)
+    functions |= {"pipelined": "forward_walk", "tiled": "tiled_walk"}
+    function = functions.get(kernel, kernel)
     assert function in counted.kernels
 
 
@@ -625,6 +666,12 @@ FLOATS = "must have dtype float32, float16 or bfloat16, got"
         ((X, X, WIDE), {}, ValueError, "v must be at most 256 wide, got 257"),
         ((X, X, X), {"kernel": "fast"}, ValueError, "kernel must be None or one of 'recurrent'"),
         ((X, X, X), {"kernel": "tensor_core"}, ValueError, "needs float16 or bfloat16, got float"),
+        (
+            (X.astype(np.float16),) * 3,
+            {"kernel": "tiled"},
+            ValueError,
+            "kernel='tiled' needs float32, got float16",
+        ),
         ((X, X, X), {"normalize": 1}, TypeError, "normalize must be True or False, got 1"),
         ((X, X, X), {"initial_state": X}, TypeError, "must be a LinearAttentionState, got nda"),
         ((X, X, X[:, :3]), {"initial_state": STATE}, ValueError, r"S of .* \(..., 4, 3\), got"),

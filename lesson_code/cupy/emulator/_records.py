@@ -112,9 +112,12 @@ def bank_passes(events: np.ndarray, access: np.ndarray) -> tuple[np.ndarray, ...
     """Passes that each access takes through shared memory, and how few they could be.
 
     A pass brings one word from each bank. Accesses of 8 and 16 bytes are made by half and quarter
-    warps; lanes that want the same word share it.
+    warps; lanes that want the same word share it. A load of them takes half as many passes where
+    all lanes have the address of their next neighbor, or all of the one two away: what a pass
+    brings is then packed for twice as many (NVIDIA, developer forum, topic 77228, of capability 7).
     """
     words = np.maximum(events["bytes"] // WORD, 1).astype(np.int64)
+    words = np.where((words > 1) & _in_pairs(events, access), words // 2, words)
     index, word = units(events, WORD)
     part = (access * 4 + events["thread"] % LANES // (LANES // words))[index]
     order = np.lexsort((word, word % BANKS, part))
@@ -125,6 +128,16 @@ def bank_passes(events: np.ndarray, access: np.ndarray) -> tuple[np.ndarray, ...
     np.maximum.at(passes, part[new_bank], in_bank)
     ideal[part] = 1
     return passes.reshape(-1, 4).sum(1), ideal.reshape(-1, 4).sum(1)
+
+
+def _in_pairs(events, access):
+    """For each event, whether it is a load whose lanes share addresses in pairs."""
+    lane, count = events["thread"] % LANES, int(access.max()) + 1
+    address = np.zeros((count, LANES), np.uint64)  # 0: the lane takes no part
+    address[access, lane] = events["address"]
+    neighbor = np.arange(LANES)
+    paired = [(address == address[:, neighbor ^ away]).all(axis=1) for away in (1, 2)]
+    return np.logical_or(*paired)[access] & ~_is_store(events)
 
 
 # ---- Who disturbs whom. --------------------------------------------------------------------------
