@@ -14,6 +14,7 @@ from lesson_code.cupy._launches import CHUNK, THREADS, blocks, is_aligned, segme
 
 FILE, CHANNELS_FILE = "decay_pipelined.cu", "decay_channels.cu"
 MAX_WIDTH = 128  # of queries and values: wider states would not fit the registers
+HALF = 64  # features whose gradients fit the registers, where each has a decay of its own
 FORWARD, STATES, BACKWARD = "FORWARD", "STATES", "BACKWARD"
 
 
@@ -34,6 +35,8 @@ def backward(grad, grad_last, q, k, v, log_decay, initial):
 
     All have the same leading dimensions. None where the walk does not fit a multiprocessor.
     """
+    if log_decay.shape[-1] > HALF:
+        return _backward_by_halves(grad, grad_last, q, k, v, log_decay, initial)
     one = _Scan.of(k.shape[:-2], k, v, log_decay)
     plan = one.plan(BACKWARD)
     if plan is None:
@@ -52,6 +55,29 @@ def backward(grad, grad_last, q, k, v, log_decay, initial):
     arguments = (*gradients, d_log, images, exponents, behind, d_initial)
     one.run(plan, "backward", (q, k, v, grad, log_decay), arguments)
     return *gradients, d_log, d_initial
+
+
+def _backward_by_halves(grad, grad_last, q, k, v, log_decay, initial):
+    """`backward` of channels that fade apart, half of them at a time.
+
+    What channels add to the outputs is a sum. So the gradients of a channel do not depend on the
+    others, and that of v is the sum of two.
+    """
+    wide = q, k, log_decay
+    d_wide = [_arrays.empty(x.shape, _arguments.dtype_name(x), x) for x in wide]
+    d_initial, parts = _arrays.empty(initial.shape, "float32", q), []
+    for own in (slice(None, HALF), slice(HALF, None)):
+        q, k, log_decay = (x[..., own] for x in wide)
+        states = grad_last[..., own, :], initial[..., own, :]
+        found = backward(grad, states[0], q, k, v, log_decay, states[1])
+        if found is None:
+            return None
+        dq, dk, dv, d_log, d_initial[..., own, :] = found
+        for whole, part in zip(d_wide, (dq, dk, d_log), strict=True):
+            whole[..., own] = part
+        parts.append(dv)
+    dq, dk, d_log = d_wide
+    return dq, dk, parts[0] + parts[1], d_log, d_initial
 
 
 class _Plan(NamedTuple):
@@ -193,8 +219,8 @@ def plan(kind: str, D: int, M: int, dtype: str, gpu, per_channel: bool = False) 
     for chunk, stages in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
         if per_channel and chunk * features > CHUNK * 64:
             continue  # a thread would have more than eight tokens of two channels
-        if kind == BACKWARD and per_channel and features > 64:
-            continue  # its registers would not suffice
+        if kind == BACKWARD and per_channel and D > HALF:
+            continue  # see `backward`
         tight = per_channel or dtype == "float16"  # and so are those of long chunks
         if chunk == CHUNK and kind == BACKWARD and tight and max(D, M) > 64:
             continue

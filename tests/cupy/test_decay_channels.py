@@ -59,9 +59,13 @@ def test_it_is_the_recurrence(device, dtype, N, D, M):
     assert_recurrence(device, drawn(dtype, N, D, M), dtype)
 
 
-@pytest.mark.parametrize(("dtype", "N", "D", "M"), SIZES[:4])
+@every_size
 def test_gradients(dtype, N, D, M):
-    assert_gradients(drawn(dtype, N, D, M), dtype)
+    with emulator.trace() as counted:
+        assert_gradients(drawn(dtype, N, D, M), dtype)
+    if N:
+        walks = counted.kernels["channel_backward"].launches
+        assert walks == (2 if D > 64 else 1)  # half of wide keys at a time
 
 
 @every_dtype
@@ -181,14 +185,16 @@ def test_which_kernel_is_taken(monkeypatch, capability, D, M, why):
             _check_kernel("pipelined", q, v, g, None)
 
 
-def test_gradients_of_wide_keys_are_those_of_the_other_kernel():
-    """Registers would not suffice; wide values are in order."""
-    gpu = _kernels.Gpu((9, 0))
+def test_gradients_of_wide_values_take_shorter_chunks_or_the_other_kernel(monkeypatch):
     plans = [
         decay_pipelined.plan("BACKWARD", *widths, "bfloat16", gpu, per_channel=True)
-        for widths in ((65, 64), (64, 128), (64, 64))
+        for gpu in (_kernels.Gpu((9, 0)), _kernels.Gpu((8, 6)))
+        for widths in ((64, 128), (64, 64))
     ]
-    assert [one and one.chunk for one in plans] == [None, 32, 64]
+    assert [one and one.chunk for one in plans] == [32, 64, None, 32]
+    monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((8, 6)))
+    q, k, v, g, S = drawn("bfloat16", 17, 65, 100)
+    assert decay_pipelined.backward(v, S, q, k, v, g, S) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is installed on Linux only")

@@ -298,7 +298,8 @@ def test_every_block_fits(committed: list[dict]) -> None:
 
 def test_every_gpu_has_every_kernel(committed: list[dict], architecture: str) -> None:
     found = {(r["kernel"], r["dtype"]) for r in committed if r["architecture"] == architecture}
-    kernels = {"recurrent", "chunked", "tensor_core", "pipelined", "wkv", "decay", "delta"}
+    kernels = {"recurrent", "chunked", "tensor_core", "pipelined", "tiled"}
+    kernels |= {"wkv", "decay", "delta"}
     if architecture in WITH_BFLOAT16:
         kernels |= {"decay_pipelined", "decay_channels"}
     assert {kernel for kernel, _ in found} == kernels
