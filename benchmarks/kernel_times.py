@@ -1,12 +1,13 @@
-"""How long each kernel of causal_scan should take on a GPU that is not here, and why.
+"""How long each kernel should take on a GPU that is not here, and why.
 
 python benchmarks/kernel_times.py                  writes lesson_code/results/kernel_times.json
 python benchmarks/kernel_times.py --output FILE    writes another file
 
-A row is one kernel, forward or backward, in one shape on one GPU. causal_scan is called with arrays
-of the full size, and what it would launch is noted down instead of run. Of each launch the first
-block is run in the emulator, over the first tokens of its walk, and its counts (bytes in sectors of
-32, passes through cache and shared memory, products of tiles) are scaled to the whole launch.
+A row is one kernel, forward or backward, in one shape on one GPU. causal_scan, decaying_scan or
+delta_scan is called with arrays of the full size in bfloat16, and what it would launch is noted
+down instead of run. Of each launch the first block is run in the emulator, over the first tokens of
+its walk, and its counts (bytes in sectors of 32, as if no cache had any of them, passes through
+cache and shared memory, products of tiles) are scaled to the whole launch.
 Registers and shared memory are NVRTC's. Instructions and cycles come from the compiled program:
 each of its loops is replayed by one warp, which starts an instruction when the pause that the
 compiler wrote into the one before is over, and waits for what it needs of shared memory and of the
@@ -36,6 +37,7 @@ from stalls import OPERATIONS, Program, section, ways_of
 from lesson_code import results
 from lesson_code.cupy import _arrays, _kernels, emulator, nvrtc
 from lesson_code.cupy.decay import decaying_scan
+from lesson_code.cupy.delta import delta_scan
 from lesson_code.cupy.linear import causal_scan
 from lesson_code.gpu import GPU, GPUS, launch_of, predict
 
@@ -64,7 +66,7 @@ class Steps(NamedTuple):
     longest: dict[int, float] | None = None
 
 
-# By function and D.
+# By function and D; for delta.cu see `steps_of`.
 STEPS = {
     ("recurrent", 64): Steps({1: 8}, 8),
     ("recurrent", 128): Steps({1: 32}, 32),
@@ -119,7 +121,7 @@ for D, c in ((64, 4), (128, 8)):
         | {13: 24, 14: 16, 15: 64},
         9,
     )
-FADING = ("forward", "walk", "backward")
+FADING = ("forward", "walk", "backward", "chunk_starts", "values_backward")
 # Where one decay serves all channels, this is left of the loops of `forward` after the first one.
 ONCE = {4: 0.25, 5: 0.1, 6: 0, 7: 0}
 
@@ -139,8 +141,14 @@ class Noted(NamedTuple):
     def blocks(self) -> int:
         return self.grid[0] * self.grid[1]
 
+    @property
+    def walks_by(self) -> int | None:
+        """Which argument is the length of a block's walk; None where there is no walk."""
+        return -1 if self.file == "delta.cu" else LENGTH.get(self.function)
 
-# Arguments by their place: which of them is the length of a block's walk.
+
+# Arguments by their place: which of them is the length of a block's walk. In delta.cu all walk by
+# the last one.
 LENGTH = {"recurrent": -2, "chunk_states": -2, "segment_sums": -1, "segment_outputs": -1}
 LENGTH |= dict.fromkeys(("forward_walk", "backward_walk", "sums_of_segments"), -1)
 LENGTH |= {"tiled_walk": -1, "tiled_sums": -1}
@@ -189,9 +197,9 @@ _counts: dict[Noted, tuple[emulator.Counts, float]] = {}
 
 
 def _count(one):
-    if one.function not in LENGTH:
+    if one.walks_by is None:
         return _run(one), 1.0
-    length = one.arguments[LENGTH[one.function]]
+    length = one.arguments[one.walks_by]
     if one.function not in FADING + FADING_WALKS or length <= 2 * CHUNK:
         short = min(length, COUNTED)
         return _run(one, short), length / short
@@ -206,7 +214,7 @@ def _count(one):
 def _run(one, length=None):
     arguments = list(one.arguments)
     if length is not None:
-        arguments[LENGTH[one.function]] = length
+        arguments[one.walks_by] = length
     values = [_kernels._argument(x) for x in arguments]
     arrays = [getattr(x, "array", x) for x in arguments if not isinstance(x, int)]
     extents = [_arrays.extent(x) for x in arrays if hasattr(x, "shape") and x.shape]
@@ -331,7 +339,45 @@ def _sums(one: Noted, gpu: str) -> dict:
 
 def length_of(one: Noted) -> float:
     """Tokens of a block's walk, which are a chunk's where there is no walk."""
-    return one.arguments[LENGTH[one.function]] if one.function in LENGTH else CHUNK
+    return CHUNK if one.walks_by is None else one.arguments[one.walks_by]
+
+
+def steps_of(one: Noted, D: int) -> Steps:
+    """What a launch's function does in 64 tokens."""
+    if one.file == "delta.cu":
+        return steps_of_delta(one.function, D, dict(one.macros)["PER_CHANNEL"])
+    steps = STEPS[one.function, D]
+    if one.function == "forward" and not dict(one.macros)["PER_CHANNEL"]:
+        first = {n: steps.loops[n] * 16 / D for n in ONCE}
+        shared = {n: first[n] + ONCE[n] * (steps.loops[n] - first[n]) for n in ONCE}
+        return steps._replace(loops=steps.loops | shared)
+    return steps
+
+
+def steps_of_delta(function: str, D: int, per_channel: int) -> Steps:
+    """The same for delta.cu, in 4 chunks of 16 tokens; D is 64 or 128.
+
+    The decay from the start of a chunk to each of its tokens is a sum, whose terms one loop adds up
+    by sixteens and another by fours. The last of the eight warps, with tokens 15 and 16, runs once
+    through both; on average 1/8 of them run through the first and 6/8 through the second. Eights,
+    and what fours leave over, have no loop. Where all channels decay alike this is done once, else
+    for each channel of a thread; then, as in decay.cu, the way of each warp is longer by 5 or 6%
+    than it is, because it has the decay of the whole chunk, which the first warp alone adds up.
+    """
+    c, decays = D // 16, [(1 / 8, 1), (6 / 8, 1)]
+    runs = [(1, 1)]  # in a chunk, on average and by the last warp: of the loop over chunks itself
+    if function == "backward":
+        # Columns of the errors; decays; sixteens behind a token, of which there are 15 at most; and
+        # what tokens read of the memory, 256 / D at once.
+        runs += [(c, c), *decays, (0, 0), (c, c)]
+    else:
+        runs += decays * (c if per_channel else 1)
+        # Results are put away by fours, and a thread has two of them. What is written into the
+        # memory, backward twice, has a loop, 256 / D tokens at once, but for the first of D = 64.
+        runs += [(0, 0)] + [(c, c)] * ((function == "values_backward") + (D == 128))
+    loops, longest = ({n: 4 * run[i] for n, run in enumerate(runs, 1)} for i in range(2))
+    # A trip for what is asked for, and backward one for the memory before the chunk.
+    return Steps(loops, 8 if function == "backward" else 4, longest)
 
 
 def launch(one: Noted, gpu: str, D: int):
@@ -352,12 +398,7 @@ def launch(one: Noted, gpu: str, D: int):
         segments = one.arguments[THROUGH[one.function]]
         more |= {"instructions": one.blocks * warps * loops[0]["instructions"], "trips": segments}
     else:
-        steps = STEPS[one.function, D]
-        if one.function == "forward" and not dict(one.macros)["PER_CHANNEL"]:
-            first = {n: steps.loops[n] * 16 / D for n in ONCE}
-            shared = {n: first[n] + ONCE[n] * (steps.loops[n] - first[n]) for n in ONCE}
-            steps = steps._replace(loops=steps.loops | shared)
-        chunks = length_of(one) / CHUNK
+        steps, chunks = steps_of(one, D), length_of(one) / CHUNK
 
         def total(what, runs):
             return loops[0][what] + chunks * sum(loops[n][what] * runs[n] for n in runs)
@@ -406,6 +447,18 @@ def fading(kernel: str, per_channel: bool, shape: tuple[int, ...], backward: boo
     return [lambda: out.backward(torch.zeros_like(out))]
 
 
+def delta(per_channel: bool, shape: tuple[int, ...], backward: bool):
+    """Calls of delta_scan, with a decay for each channel or one for all."""
+    x = torch.zeros(shape, dtype=torch.bfloat16)
+    g = x if per_channel else x[..., :1].contiguous()
+    arrays = (x, x, x, x[..., 0].contiguous(), g)  # q, k, v, beta, log_decay
+    arrays = [x.detach().clone().requires_grad_(backward) for x in arrays]
+    if not backward:
+        return [lambda: delta_scan(*arrays, device="cpu")]
+    out = delta_scan(*arrays, device="cpu")
+    return [lambda: out.backward(torch.zeros_like(out))]
+
+
 # What others may add to: by name the launches of a kernel in a shape, and the vectors of D numbers
 # for each token that must be moved at least.
 class Kernel(NamedTuple):
@@ -439,6 +492,8 @@ KERNELS["decay_head"] = Kernel(functools.partial(fading, "chunked", False))
 KERNELS["decay_channel"] = Kernel(functools.partial(fading, "chunked", True), 5, 9)
 KERNELS["decay_pipelined"] = Kernel(functools.partial(fading, "pipelined", False))
 KERNELS["decay_channel_pipelined"] = Kernel(functools.partial(fading, "pipelined", True), 5, 9)
+KERNELS["delta_head"] = Kernel(functools.partial(delta, False))
+KERNELS["delta_channel"] = Kernel(functools.partial(delta, True), 5, 9)
 
 
 def row_of(name: str, shape: tuple[int, ...], backward: bool, gpu: str) -> dict:
