@@ -74,7 +74,7 @@ bench: .venv/ready  ## measure again what the book quotes
 	"$(BIN)"/python benchmarks/predictions.py
 	"$(BIN)"/python benchmarks/chapters.py
 
-# Trains the models whose results the book shows: about ten hours on one core, by the seconds in the files. It may be
+# Trains the models whose results the book shows: about eleven hours on one core, by the seconds in the files. It may be
 # stopped anywhere and gone on with, and most scripts say beforehand how long they take.
 train: .venv/ready  ## train the models again whose results the book shows
 	"$(BIN)"/python benchmarks/pronouns.py

@@ -12,6 +12,8 @@ says which thing is under the first cup. The tasks differ in their moves:
     parity      two cups, swapped or left alone
     modulo 3    three cups in a ring, turned by 0, 1 or 2 places
     swaps       five cups, two of which change places (10 moves)
+    orders      five cups, brought into any order (120 moves), from short sequences to long ones
+    at once     the same, but all sequences are long
 
 A model is an embedding, one layer with its residual and a feed-forward sublayer, and a map to the
 answers (`LanguageModel`). The layers called "delta" and "rotation" are bare: queries, keys, values
@@ -20,6 +22,9 @@ transitions differ. "delta with a decay" adds a decay to one of them, made and b
 `GatedDeltaNet`. Mamba-2 and softmax are the package's modules, with all that belongs to them.
 The LSTM is torch's; it is cheap, and gets four times as many steps. Mamba-3, RWKV-7, Kimi delta
 attention and DeltaProduct (with a beta below 2), and log-linear attention are whole modules, too.
+
+For "orders" all models begin with sequences of 2 moves, and each fifth of the training doubles
+their length; a batch has as many moves as ever. Both of the last tasks get twice as many steps.
 
 The step size is the best of three for a seed of its own, by the loss on new sequences of the
 training's length; the five seeds of the result are others.
@@ -46,6 +51,7 @@ SETTINGS = {
     "moves": 32,  # of a sequence in training
     "steps": 600,
     "lstm": {"batch": 16, "steps": 2400},
+    "orders": {"moves": [2, 4, 8, 16, 32], "times": 2},  # one after another; times the steps
     "rates": [3e-3, 1e-2, 3e-2],
     "trial_seed": 100,
     "seeds": [0, 1, 2, 3, 4],
@@ -54,10 +60,12 @@ SETTINGS = {
     "bin": 16,  # moves, over which the accuracy is a mean
 }
 QUICK = {"width": 8, "steps": 2, "lstm": {"batch": 2, "steps": 2}, "rates": [1e-2]}
-QUICK |= {"seeds": [0], "asked": 4, "asked_moves": 64}
+QUICK |= {"orders": {"moves": [2, 32], "times": 1}, "seeds": [0], "asked": 4, "asked_moves": 64}
 
 
 # --- The tasks -----------------------------------------------------------------------------------
+
+ORDERS = ("orders", "at once")
 
 
 def moves_of(task):
@@ -67,6 +75,8 @@ def moves_of(task):
     if task == "modulo 3":
         return np.array([np.roll(range(3), -s) for s in range(3)])
     every = np.array(list(itertools.permutations(range(5))))
+    if task in ORDERS:
+        return every
     return every[(every != np.arange(5)).sum(axis=1) == 2]
 
 
@@ -162,6 +172,7 @@ LAYERS = {
     "delta": Delta,
     "delta with a decay": FadingDelta,
     "delta, J = 2": partial(Delta, J=2),
+    "delta, J = 4": partial(Delta, J=4),
     "KDA": partial(lt.KimiDeltaAttention, num_heads=1, allow_negative_eigenvalues=True),
     "RWKV-7": partial(mixers.MIXERS["RWKV-7"], num_heads=1),
     "DeltaProduct": partial(lt.GatedDeltaProduct, num_heads=1),
@@ -174,6 +185,8 @@ TASKS = {
     "parity": ["softmax", "Mamba-2", *BARE, "LSTM", *NEW],
     "swaps": ["softmax", "Mamba-2", *BARE, "LSTM", *NEW],
     "modulo 3": ["delta", "delta, J = 2", "rotation", *NEW],
+    "orders": ["softmax", "Mamba-2", "delta", "delta, J = 2", "delta, J = 4", "LSTM"],
+    "at once": ["delta, J = 4"],
 }
 
 
@@ -197,10 +210,15 @@ def run(task, layer, rate, seed, settings):
     model = lt.LanguageModel(n + m, settings["width"], [LAYERS[layer]])
     own = settings["lstm"] if layer == "LSTM" else settings
     batch, steps, rng = own["batch"], own["steps"], np.random.default_rng(seed)
+    if task in ORDERS:
+        steps *= settings["orders"]["times"]
+    longest = settings["moves"]
+    lengths = settings["orders"]["moves"] if task == "orders" else [longest]
 
     def batch_loss(i):
-        tokens, first = draw(task, rng, batch, settings["moves"])
-        logits = model(tokens)[:, -settings["moves"] :]
+        N = lengths[len(lengths) * i // steps]
+        tokens, first = draw(task, rng, batch * longest // N, N)
+        logits = model(tokens)[:, -N:]
         return cross_entropy(logits.flatten(0, 1), first.flatten())
 
     adam = {"schedule": harness.linear, "weight_decay": 0.01}

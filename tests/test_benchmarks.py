@@ -907,3 +907,26 @@ def test_a_bare_layer_learns_to_follow_with_a_decay_too(task: str, learned: int)
         and row["seed"] in found["settings"]["seeds"]
     ]
     assert sum(share > 0.99 for share in right) == learned
+
+
+@pytest.mark.parametrize(
+    ("task", "layer", "learned"),
+    [
+        ("orders", "delta, J = 2", 0),
+        ("orders", "LSTM", 0),
+        ("orders", "delta, J = 4", 5),
+        ("at once", "delta, J = 4", 0),
+    ],
+)
+def test_four_corrections_learn_any_order_from_short_sequences(
+    task: str, layer: str, learned: int
+) -> None:
+    found = results.load("tracking")
+    first = found["settings"]["moves"] // found["settings"]["bin"]
+    right = [
+        np.mean(row["accuracy"][:first])
+        for row in found["rows"]
+        if (row["task"], row["layer"]) == (task, layer)
+        and row["seed"] in found["settings"]["seeds"]
+    ]
+    assert len(right) == 5 and sum(share > 0.95 for share in right) == learned
