@@ -105,6 +105,8 @@ STEPS = {
     ("channel_states", 64): Steps({2: 1}, 0),
     ("channel_backward", 64): Steps({2: 1}, 0),
     ("channel_states", 128): Steps({2: 2}, 0),
+    # Two walks, each of 64 channels: half of the warps read from the states.
+    ("channel_backward", 128): Steps({2: 2, 3: 2, 4: 2}, 0, {2: 2, 3: 4, 4: 4}),
     ("fading_backward", 64): Steps({2: 1}, 0),
     ("fading_backward", 128): Steps({1: 1, 2: 2, 3: 2, 4: 2}, 0),
 }
@@ -289,10 +291,10 @@ def bytes_of(arrays) -> int:
 def walk_of(one: Noted, gpu: str, D: int, counts, times: float, loops: dict) -> dict:
     """What a walk does, for the whole launch, where its loads are hidden.
 
-    It is one of pipelined.cu, tiled.cu, decay_pipelined.cu or decay_channels.cu. A step of it takes its
-    cycles, or those of a trip over the steps for which a copy is on its way. Where segments make
-    their states themselves, the steps for it are those of "sums_of_segments", and what they read
-    once more comes from the cache: the walk takes as long as that needs, if it is longer.
+    It is one of pipelined.cu, tiled.cu, decay_pipelined.cu or decay_channels.cu. A step of it takes
+    its cycles, or those of a trip over the steps for which a copy is on its way. Where segments
+    make their states themselves, the steps for it are those of "sums_of_segments", and what they
+    read once more comes from the cache: the walk takes as long as that needs, if it is longer.
     """
     machine, macros, steps = GPUS[gpu], dict(one.macros), STEPS[one.function, D]
     trip = machine.latency * machine.clock / (macros["STAGES"] - 1)

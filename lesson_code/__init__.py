@@ -13,4 +13,4 @@ be compared line by line:
 ``import lesson_code`` itself imports nothing else.
 """
 
-__version__ = "0.13.0"
+__version__ = "0.14.0"

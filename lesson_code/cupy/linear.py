@@ -66,8 +66,8 @@ def causal_scan(
     state is too large; as one power serves all features, those that are a million times smaller
     than others are lost. "chunked" needs memory for a state of every 64th token.
 
-    "pipelined" hands over to "tensor_core", and "tiled" to "chunked", where a state of more than 128
-    features, or their tiles, would not fit a multiprocessor.
+    "pipelined" hands over to "tensor_core", and "tiled" to "chunked", where a state of more than
+    128 features, or their tiles, would not fit a multiprocessor.
 
     The gradients are three more scans (the book's chapter on the kernels derives them) by the same
     kernel, but for ``normalize=True`` in float16, where a gradient over its normalizer could

@@ -84,11 +84,12 @@ extern "C" __global__ void rotate(float* x) {  // 16 bytes a lane, through dynam
     ((uint4*)x)[threadIdx.x] = space[(threadIdx.x + 1) % blockDim.x];
 }
 
-extern "C" __global__ void share(float* x, int away, int count) {  // 16 bytes a lane, as that so far away has
+extern "C" __global__ void share(float* x, int away, int count) {  // with lanes so far away
     dynamic_shared_memory(space);
     space[threadIdx.x] = ((uint4*)x)[threadIdx.x];
     __syncthreads();
-    ((uint4*)x)[threadIdx.x] = space[(threadIdx.x % away + threadIdx.x / (2 * away) * away) % count];
+    int place = threadIdx.x % away + threadIdx.x / (2 * away) * away;
+    ((uint4*)x)[threadIdx.x] = space[place % count];
 }
 
 extern "C" __global__ void neighbors(float* x) {  // within one warp
