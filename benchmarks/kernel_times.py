@@ -532,7 +532,7 @@ def row_of(name: str, shape: tuple[int, ...], backward: bool, gpu: str) -> dict:
     return row
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)  # the arrays of more would not fit the memory
 def launches_of(name: str, shape: tuple[int, ...], backward: bool, processors: int) -> list[Noted]:
     nothing = mock.patch.object(_kernels, "run", lambda *args, **options: None)
     gpu = _kernels.Gpu((9, 0), processors)
