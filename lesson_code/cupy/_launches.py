@@ -295,6 +295,7 @@ def tiled(shape, rows, initial, last, normalizers):
         "COLUMNS": columns,
         "ONES": shape.ones,
         "NORMALIZE": int(normalizers is not None),
+        "CHUNK": TILED_CHUNK,
         "STAGES": TILED_STAGES,
         "ALIGNED": int(all(map(is_aligned, rows))),
     }
@@ -370,9 +371,9 @@ def segments_of(N: int, wanted: int) -> tuple[int, int]:
 
 
 def is_aligned(rows) -> bool:
-    """Whether a kernel may read eight 16-bit numbers at a time."""
-    struct = rows.struct
-    steps = (struct[name] % 8 for name in ("outer", "inner", "token"))
+    """Whether a kernel may read 16 bytes at a time."""
+    struct, numbers = rows.struct, 16 // _arrays.itemsize(rows.array)
+    steps = (struct[name] % numbers for name in ("outer", "inner", "token"))
     return struct["data"] % 16 == 0 and not any(steps)
 
 

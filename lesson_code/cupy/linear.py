@@ -54,8 +54,9 @@ def causal_scan(
         "recurrent" (a thread for each column of the state, token by token), "chunked" (chunks of 64
         tokens in shared memory, float32 arithmetic), "tensor_core" (chunks on the tensor cores,
         float16 and bfloat16 only, the latter from compute capability 8.0 on), "pipelined" (the
-        same, with the next chunks on their way meanwhile) or "tiled" (float32 only, as fast as its
-        multiplications). None takes the one that `choose_kernel` names.
+        same, with the next chunks on their way meanwhile) or "tiled" (float32 only, larger tiles
+        and chunks of 32, with the next ones on their way). None takes the one that `choose_kernel`
+        names.
     device : str
         "cuda", or "cpu", which emulates the kernels.
 
@@ -71,7 +72,8 @@ def causal_scan(
 
     The gradients are three more scans (the book's chapter on the kernels derives them) by the same
     kernel, but for ``normalize=True`` in float16, where a gradient over its normalizer could
-    vanish: there "tensor_core" and "pipelined" hand over to "chunked". They need the inputs, the
+    vanish: there "tensor_core" and "pipelined" hand over to "chunked"; and "tiled" hands over scans
+    of more than 128 features, which are M + 2 with ``normalize=True``. They need the inputs, the
     outputs and one number a token. "pipelined" makes all three in one walk backwards, for up to 128
     features and values; it runs the states backwards, too, each from the next, and starts anew
     every 2,048 tokens from one that the forward walk has saved. So a large number, infinity or NaN

@@ -1,18 +1,22 @@
-// Kernel (e): the chunks of linear.cu in float32, which the tensor cores do not multiply, at the speed of the arithmetic.
+// Kernel (e): the chunks of linear.cu in float32, which the tensor cores do not multiply.
 //
-// Kernel (b) reads a number from shared memory for every two products that it makes. A thread that multiplies a column
-// of r numbers by a row of c reads r + c for r c products. So a thread has a tile of the outputs, 4 x 4 numbers, and
-// one of the state, 8 x 8, in its registers. As in pipelined.cu a block walks through a whole head, so that every
-// number is read from memory once, and the next chunk comes while this one is multiplied.
+// As in kernel (b) a thread multiplies a column of r numbers by a row of c: r + c reads for r c products. But here it
+// reads four numbers at a time, and its tiles are larger: 4 x COLUMNS / 32 numbers of the outputs, and FEATURES / 16 x
+// COLUMNS / 16 of the state. As in pipelined.cu a block walks through a head, or a segment of one, and the next chunk
+// comes meanwhile. Keys and values are read once more where heads are cut, queries and keys for each slab of columns.
 
 #include "walk.h"
 
-constexpr int THREADS = 256, CHUNK = 32;
+constexpr int THREADS = 256;
 constexpr int PITCH = FEATURES + 4;  // of queries and keys: rows begin four banks apart
 constexpr int TILE = CHUNK * PITCH, STAGE = 2 * TILE + CHUNK * COLUMNS;  // numbers: queries, keys, values
 constexpr int ACROSS = COLUMNS / 32;                                     // a thread's columns of the outputs
 constexpr int STATE_DOWN = FEATURES / 16, STATE_ACROSS = COLUMNS / 16;   // its tile of the state
 constexpr int BLOCKS = FEATURES + COLUMNS > 128 ? 1 : 2;                 // on a multiprocessor at the same time
+static_assert(CHUNK == 32, "its rows and columns are shared out among THREADS threads");
+static_assert(FEATURES % 64 == 0 && FEATURES <= THREADS, "z has a thread for each number");
+static_assert(COLUMNS == 64 || COLUMNS == 128, "load() takes two numbers or four");
+static_assert(ONES || !NORMALIZE, "z is neither read nor added to without ONES");
 
 __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
 // A warp's threads: 4 rows and 8 columns of them. Next neighbors have the same row, those two apart the same column: then
@@ -64,7 +68,7 @@ struct State {
             }
     }
 
-    // From an array (features, columns), or there; what is not in it is 0. Behind its columns of values may be z.
+    // Reads the tile from an array (features, columns), 0 outside of it, or writes it there. With ONES its last column is z.
     template <bool READ, typename Memory>
     __device__ __forceinline__ void transfer(Memory* memory, float* z, int features, int width, int columns, int slab) {
 #pragma unroll
@@ -106,9 +110,14 @@ __device__ __forceinline__ void fetch(float* tile, int pitch, const Rows<const f
         return;
     }
 #pragma unroll 1
-    for (int t = start + row; t < start + CHUNK; t += ROWS, to += ROWS * pitch)
+    for (int t = start + row; t < start + CHUNK; t += ROWS, to += ROWS * pitch) {
+        if (ALIGNED && t < end && first + column + 4 <= rows.width) {
+            copy_async(to, rows.row(t) + first + column);
+            continue;
+        }
 #pragma unroll 1
         for (int j = 0; j < 4; j++) to[j] = t < end ? rows.number(t, first + column + j) : 0.0f;
+    }
 }
 
 #ifdef FORWARD
@@ -137,23 +146,23 @@ __device__ __forceinline__ void multiply(float (&output)[4][ACROSS], const float
 }
 
 // Of the scores of a chunk, Q K^T, a thread has rows and columns y, y + 4 and x, x + 8.
-constexpr int DOWN = 2;
+constexpr int SIDE = 2;
 __device__ __forceinline__ int score_row(int i) { return warp() / 2 * 8 + lane_row() + 4 * i; }
 __device__ __forceinline__ int score_column(int j) { return warp() % 2 * 16 + lane_column() + 8 * j; }
-__device__ __forceinline__ void make_scores(float (&scores)[DOWN][DOWN], const float* queries, const float* keys) {
+__device__ __forceinline__ void make_scores(float (&scores)[SIDE][SIDE], const float* queries, const float* keys) {
 #pragma unroll 16
     for (int c = 0; c < FEATURES; c += 4) {
-        float q[DOWN][4], k[DOWN][4];
+        float q[SIDE][4], k[SIDE][4];
 #pragma unroll
-        for (int i = 0; i < DOWN; i++) load(q[i], queries + score_row(i) * PITCH + c);
+        for (int i = 0; i < SIDE; i++) load(q[i], queries + score_row(i) * PITCH + c);
 #pragma unroll
-        for (int j = 0; j < DOWN; j++) load(k[j], keys + score_column(j) * PITCH + c);
+        for (int j = 0; j < SIDE; j++) load(k[j], keys + score_column(j) * PITCH + c);
 #pragma unroll
         for (int e = 0; e < 4; e++)
 #pragma unroll
-            for (int i = 0; i < DOWN; i++)
+            for (int i = 0; i < SIDE; i++)
 #pragma unroll
-                for (int j = 0; j < DOWN; j++) scores[i][j] += q[i][e] * k[j][e];
+                for (int j = 0; j < SIDE; j++) scores[i][j] += q[i][e] * k[j][e];
     }
 }
 
@@ -165,7 +174,7 @@ template <int COUNT> __device__ __forceinline__ float eighth_of_product(const fl
     return sum;
 }
 
-// Outputs of [first, first + length) of a head, whose state before is given. Writes the last state.
+// The outputs of one segment and one slab of a head, from the state `before` it, or from 0. The last segment writes `last`.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 tiled_walk(Rows<const float> q, Rows<const float> k, Rows<const float> v, Rows<float> out, const float* before, float* last,
            float* denominators, int N, int features, int segments, int length) {
@@ -191,7 +200,7 @@ tiled_walk(Rows<const float> q, Rows<const float> k, Rows<const float> v, Rows<f
         const float *keys = queries + TILE, *values = keys + TILE;
         const int start = first + i * CHUNK, token = threadIdx.x / 8;
         state.share(memory);
-        float scores[DOWN][DOWN] = {};
+        float scores[SIDE][SIDE] = {};
         make_scores(scores, queries, keys);
         float normalizer = NORMALIZE ? eighth_of_product<FEATURES>(queries + token * PITCH, z) : 0.0f;
         __syncthreads();
@@ -199,10 +208,10 @@ tiled_walk(Rows<const float> q, Rows<const float> k, Rows<const float> v, Rows<f
         multiply<16>(output, queries, memory, FEATURES);
         __syncthreads();
 
-        // The weights take the place of the queries.
+        // The weights take the place of the queries, in their first CHUNK columns.
         float* const weights = queries;
-        for (int a = 0; a < DOWN; a++)
-            for (int b = 0; b < DOWN; b++) {
+        for (int a = 0; a < SIDE; a++)
+            for (int b = 0; b < SIDE; b++) {
                 const int t = score_row(a), j = score_column(b);
                 weights[t * PITCH + j] = j <= t ? scores[a][b] : 0.0f;
             }

@@ -120,7 +120,8 @@ def test_outputs_and_states_of_all_kernels(place, kernel, dtype, normalize):
     + [("pipelined", "bfloat16", bool(M % 2), N, C, M) for N, C, M in (SIZES[1], *SIZES[3:6])]
     + [("pipelined", "bfloat16", True, 70, 128, 130)]
     + [("tiled", "float32", bool(M % 2), N, C, M) for N, C, M in (SIZES[1], *SIZES[3:6])]
-    + [("tiled", "float32", True, 70, 128, 130), ("tiled", "float32", False, 70, 130, 65)],
+    + [("tiled", "float32", True, 70, 128, 130), ("tiled", "float32", False, 70, 130, 65)]
+    + [("tiled", "float32", True, 65, 100, 68)],  # rows that are read by 16 bytes, and end early
 )
 def test_other_sizes(device, kernel, dtype, normalize, N, C, M):
     """With the arrays of one library, as which it is has nothing to do with their size."""
