@@ -84,7 +84,7 @@ extern "C" __global__ void rotate(float* x) {  // 16 bytes a lane, through dynam
     ((uint4*)x)[threadIdx.x] = space[(threadIdx.x + 1) % blockDim.x];
 }
 
-extern "C" __global__ void share(float* x, int away, int count) {  // with lanes so far away
+extern "C" __global__ void share(float* x, int away, int count) {  // `away` from each other
     dynamic_shared_memory(space);
     space[threadIdx.x] = ((uint4*)x)[threadIdx.x];
     __syncthreads();
