@@ -4,10 +4,11 @@ python benchmarks/kernel_times.py                  writes lesson_code/results/ke
 python benchmarks/kernel_times.py --output FILE    writes another file
 
 A row is one kernel, forward or backward, in one shape on one GPU. causal_scan, decaying_scan or
-delta_scan is called with arrays of the full size in bfloat16, and what it would launch is noted
-down instead of run. Of each launch the first block is run in the emulator, over the first tokens of
-its walk, and its counts (bytes in sectors of 32, as if no cache had any of them, passes through
-cache and shared memory, products of tiles) are scaled to the whole launch.
+delta_scan is called with arrays of the full size, in bfloat16 but for "chunked_float32" and
+"tiled", and what it would launch is noted down instead of run. Of each launch the first block is
+run in the emulator, over the first tokens of its walk, and its counts (bytes in sectors of
+32, as if no cache had any of them, passes through cache and shared memory, products of tiles) are
+scaled to the whole launch.
 Registers and shared memory are NVRTC's. Instructions and cycles come from the compiled program:
 each of its loops is replayed by one warp, which starts an instruction when the pause that the
 compiler wrote into the one before is over, and waits for what it needs of shared memory and of the

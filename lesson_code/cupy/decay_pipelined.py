@@ -219,8 +219,6 @@ def plan(kind: str, D: int, M: int, dtype: str, gpu, per_channel: bool = False) 
     for chunk, stages in ((CHUNK, 3), (CHUNK, 2), (CHUNK // 2, 3), (CHUNK // 2, 2)):
         if per_channel and chunk * features > CHUNK * 64:
             continue  # a thread would have more than eight tokens of two channels
-        if kind == BACKWARD and per_channel and D > HALF:
-            continue  # see `backward`
         tight = per_channel or dtype == "float16"  # and so are those of long chunks
         if chunk == CHUNK and kind == BACKWARD and tight and max(D, M) > 64:
             continue
