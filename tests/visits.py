@@ -238,18 +238,35 @@ MARK_LOOKS = r"""([tried, mark]) => {
 }"""
 # What remains is tried on every page. No mistake in regions is serious.
 OF_PAGES = {"rules": {"region": {"enabled": False}}}
-# One run for both: axe reads the whole page for each, whatever it asks.
-ONLY_LIGHT = """() => axe.configure({rules: [
-  {id: "color-contrast", selector: ":is([data-light], [data-light] *)"},
-  {id: "link-in-text-block", selector: "a[href]:is([data-light], [data-light] *)"},
+# Of the rules above, axe tries only what is marked for a theme.
+ONLY_MARKED = """mark => axe.configure({rules: [
+  {id: "color-contrast", selector: `:is([${mark}], [${mark}] *)`},
+  {id: "link-in-text-block", selector: `a[href]:is([${mark}], [${mark}] *)`},
 ]})"""
-# MathJax draws all formulas in one way, of so many elements that they are most of a page.
-FEW_FORMULAS = """() => [...document.querySelectorAll("mjx-container")].slice(3)
-  .forEach(formula => formula.replaceWith("x"))"""
+# MathJax draws all formulas in one way, of so many elements that they are most of a page; Sphinx
+# describes all functions in one way.
+FEW_ALIKE = """() => {
+  const beyond = (few, selector) => [...document.querySelectorAll(selector)].slice(few);
+  beyond(3, "mjx-container").forEach(formula => formula.replaceWith("x"));
+  beyond(30, "dl.py").forEach(description => description.remove());
+}"""
 # Code has an element for each word. Words whose looks are still to be tried stay.
 PLAIN_CODE = """() => [...document.querySelectorAll("pre")].slice(3)
   .filter(code => !code.querySelector("[data-light], [data-dark]"))
   .forEach(code => code.textContent = code.textContent)"""
+# The looks of words follow from what they stand in, and axe reads all that there is.
+MARKED_ALONE = """mark => {
+  const around = new Set();
+  for (let node of document.querySelectorAll(`[${mark}]`))
+    for (; node; node = node.parentElement) around.add(node);
+  const strip = node => {
+    if (node.hasAttribute(mark)) return;
+    for (const child of [...node.children])
+      if (around.has(child)) strip(child);
+      else if (!child.matches("link, style, script")) child.remove();
+  };
+  strip(document.body);
+}"""
 
 
 # --- The visit ---------------------------------------------------------------------------------
@@ -307,7 +324,7 @@ def visit(
             resize(page, PAPER)
             page.emulate_media(media="print")
             facts.lost = page.evaluate(LOST)
-            page.evaluate(FEW_FORMULAS)
+            page.evaluate(FEW_ALIKE)
             page.emulate_media(media="screen")
             resize(page, WIDE)
             facts.violations = look_at(page, tried)
@@ -353,12 +370,14 @@ def look_at(page, tried: dict[str, int]) -> list[str]:
         turn(theme)
         tried |= page.evaluate(MARK_LOOKS, [tried, f"data-{theme}"])
     page.evaluate(PLAIN_CODE)
-    found = []
-    if page.locator("[data-dark]").count():
-        found += page.evaluate(RUN_AXE, ["[data-dark]", {"runOnly": OF_LOOKS}])
     turn("light")
-    page.evaluate(ONLY_LIGHT)
-    found += page.evaluate(RUN_AXE, [None, OF_PAGES])
+    page.evaluate(ONLY_MARKED, "data-light")
+    found = page.evaluate(RUN_AXE, [None, OF_PAGES])
+    if page.locator("[data-dark]").count():
+        page.evaluate(MARKED_ALONE, "data-dark")
+        turn("dark")
+        page.evaluate(ONLY_MARKED, "data-dark")
+        found += page.evaluate(RUN_AXE, ["[data-dark]", {"runOnly": OF_LOOKS}])
     return [describe(violation) for violation in found]
 
 

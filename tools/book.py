@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import nbformat
@@ -41,7 +41,8 @@ class Chapter:
 
     @cached_property
     def cells(self) -> list[NotebookNode]:
-        return nbformat.read(self.path, as_version=4).cells
+        """Its cells, to look into: who asks next gets the same ones."""
+        return _cells(self.path, self.path.stat().st_mtime_ns)
 
     def sources(self, kind: str) -> list[str]:
         """What stands in the cells of one kind, "code" or "markdown"."""
@@ -77,6 +78,12 @@ class Chapter:
     @property
     def minutes_with_exercises(self) -> int:
         return minutes(self.head["exercises"])
+
+
+@lru_cache(maxsize=64)
+def _cells(path: Path, _written: int) -> list[NotebookNode]:
+    """Half a dozen parts of a build ask for the cells of each chapter."""
+    return nbformat.read(path, as_version=4).cells
 
 
 def head(text: str) -> re.Match[str]:

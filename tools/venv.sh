@@ -32,8 +32,9 @@ for name in ${CXX:-c++ g++ clang++}; do
     if command -v "$name" >/dev/null; then compiler=; fi
 done
 
+# --no-compile: Python compiles what is imported, when it is; all of it would take a minute.
 echo "Installing the requirements into .venv (about 0.6 GB to download where torch is a CPU build; once only) ..."
-if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt $compiler -e .; then
+if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt $compiler -e .; then
     echo "pip could not install the requirements (its message stands above): check the network connection and the free disk space, then run the command again."
     exit 1
 fi

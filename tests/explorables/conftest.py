@@ -141,8 +141,13 @@ class Driver:
 
 @cache
 def alone(path: Path, figure: str) -> str:
-    """A page with a figure in its place, and without all else that the chapter says."""
+    """A page with a figure in its place, and without all else that the chapter says.
+
+    The formulas of a caption are left as they are: MathJax is slow to start.
+    """
     page = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+    for script in page.select('script[src*="mathjax"], script[src*="formulas.js"]'):
+        script.extract()
     kept = page.find(id=figure)
     while kept.name != "article":
         for other in [*kept.previous_siblings, *kept.next_siblings]:

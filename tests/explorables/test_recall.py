@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lesson_code.numpy as ln
-from tests.explorables.conftest import NARROW, ROOT, WIDE, explorables
+from tests.explorables.conftest import ROOT, WIDE, explorables
 from tests.explorables.test_all import FAULTS
 
 N = 32
@@ -140,7 +140,7 @@ def test_the_curves_end_at_what_is_found(recall) -> None:
         assert share * N == pytest.approx(right[name].sum(), abs=0.01)
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW, 320])
+@pytest.mark.parametrize("width", [WIDE, 320])
 def test_every_position_fits(explore, width: int) -> None:
     recall = explore("fig-recall-overflow", width)
     for D in ("4", "16"):

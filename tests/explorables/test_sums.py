@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.explorables.conftest import NARROW, WIDE, as_number
+from tests.explorables.conftest import WIDE, as_number
 from tests.explorables.test_all import FAULTS
 
 FORMATS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
@@ -171,7 +171,7 @@ def test_the_curve_follows_the_sums(sums) -> None:
     assert shown == pytest.approx(as_number(sums.text("sum"))) == pytest.approx(256)
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW, 320])
+@pytest.mark.parametrize("width", [WIDE, 320])
 def test_every_position_fits(explore, width: int) -> None:
     sums = explore("fig-sums-stick", width)
     for name, way in itertools.product(FORMATS, WAYS):
