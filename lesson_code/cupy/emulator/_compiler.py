@@ -24,8 +24,7 @@ VARIANTS = {
     "plain": ["-O2"],
     # The calls that the thread sanitizer asks for are in cpu_trace.h. An access stays one
     # instruction: not several joined into a vector, not one repeated behind each of two branches.
-    # Of all that -g tells, only the lines are asked for.
-    "traced": ["-O1", "-DTRACED", "-g1", "-fsanitize=thread"]
+    "traced": ["-O1", "-DTRACED", "-g", "-fsanitize=thread"]
     + ["-fno-tree-vectorize", "-fno-tree-slp-vectorize"],
     # Nothing that is wrong is optimized away, and it takes a third of the time to compile.
     "sanitized": ["-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
