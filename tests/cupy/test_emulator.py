@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -576,6 +578,47 @@ def test_unwritten_shared_memory(module):
     assert trace.unwritten == [("unwritten", line("part[threadIdx.x + 1]"), 31)]
     with pytest.raises(emulator.RaceError, match=r"thread 31 loads in line \d+ from shared"):
         trace.check()
+
+
+def draw_events(rng, count):
+    """Accesses of two warps to 32 places of 16 bytes, in two phases."""
+    events = np.zeros(count, _records.EVENT)
+    events["phase"] = np.sort(rng.integers(0, 2, count))
+    events["thread"], events["place"] = rng.integers(0, 64, count), rng.integers(0, 3, count)
+    events["kind"] = rng.random(count) < 0.3
+    size = rng.choice([4, 8, 16], count)
+    events["bytes"], events["address"] = size, rng.integers(0, 512, count) // size * size
+    return events
+
+
+def test_a_race_is_found_where_any_two_events_make_one():
+    def is_race(a, b):
+        start, size, thread = (np.array([a[x], b[x]]).astype(int) for x in of)
+        meet = max(start) < min(start + size) and a["phase"] == b["phase"]
+        return meet and thread[0] != thread[1] and bool((a["kind"] | b["kind"]) & 1)
+
+    of, rng, seen = ("address", "bytes", "thread"), np.random.default_rng(0), []
+    for _ in range(100):
+        events = draw_events(rng, 12)
+        pairs = _records.races(events)
+        assert all(is_race(*pair) and pair["kind"][0] == 1 for pair in pairs)
+        seen.append(any(is_race(a, b) for a, b in itertools.combinations(events, 2)))
+        assert bool(pairs) == seen[-1]
+    assert 20 < sum(seen) < 80
+
+
+def test_an_access_is_the_same_turn_of_an_instruction_by_every_lane_of_a_warp():
+    events = draw_events(np.random.default_rng(0), 2_000)
+    turns, groups = collections.Counter(), {}
+    for i, event in enumerate(events.tolist()):
+        row = dict(zip(events.dtype.names, event, strict=True))
+        instruction = row["phase"], row["place"], row["kind"], row["bytes"]
+        n = turns[instruction, row["thread"]]
+        turns[instruction, row["thread"]] += 1
+        groups.setdefault((instruction, row["thread"] // 32, n), []).append(i)
+    _, access, first = _records.accesses(events)
+    assert sorted(first) == sorted(group[0] for group in groups.values())
+    assert all(first[access[i]] == group[0] for group in groups.values() for i in group)
 
 
 # ---- What goes wrong in a kernel. ----------------------------------------------------------------

@@ -105,7 +105,7 @@ def draw_state(rng, C, M, leading=()):
 # every combination is a compilation. Hypothesis draws the small ones, below.
 ONE_DTYPE = {"recurrent": "float32", "chunked": "float32", "tensor_core": "bfloat16"}
 SIZES = [(63, 64, 64), (200, 20, 33), (130, 80, 130), (40, 0, 3), (40, 3, 0), (40, 0, 0)]
-SIZES += [(70, 256, 256), (70, 250, 7), (70, 1, 255), (70, 129, 65), (70, 144, 64)]
+SIZES += [(70, 256, 256), (70, 250, 7), (70, 1, 255), (70, 129, 65)]
 
 
 @every_case
@@ -117,6 +117,7 @@ def test_outputs_and_states_of_all_kernels(place, kernel, dtype, normalize):
 @pytest.mark.parametrize(
     ("kernel", "dtype", "normalize", "N", "C", "M"),
     [(*case, bool(M % 2), N, C, M) for case in ONE_DTYPE.items() for N, C, M in SIZES]
+    + [("tensor_core", "bfloat16", False, 70, 144, 64)]  # the widest that takes 64 columns
     + [("pipelined", "bfloat16", bool(M % 2), N, C, M) for N, C, M in (SIZES[1], *SIZES[3:6])]
     + [("pipelined", "bfloat16", True, 70, 128, 130)]
     + [("tiled", "float32", bool(M % 2), N, C, M) for N, C, M in (SIZES[1], *SIZES[3:6])]
@@ -342,9 +343,11 @@ def test_where_nan_goes(kernel):
     [*ONE_DTYPE.items(), ("chunked", "bfloat16"), ("tensor_core", "float16")]
     + [("pipelined", "bfloat16"), ("pipelined", "float16"), ("tiled", "float32")],
 )
-@both_normalizations
-@pytest.mark.parametrize("with_state", [False, True], ids=["from-zero", "from-a-state"])
-@pytest.mark.parametrize("keep", [False, True], ids=["outputs", "outputs-and-state"])
+@pytest.mark.parametrize(
+    ("normalize", "with_state", "keep"),  # each two of them in all four ways
+    [(True, True, True), (True, False, False), (False, True, False), (False, False, True)],
+    ids=["mean-from-a-state-keep-it", "mean", "sum-from-a-state", "sum-keep-a-state"],
+)
 def test_gradients(kernel, dtype, normalize, with_state, keep):
     N, C, M = 150, 20, 33
     leading = ((2, 1), (2, 1), (1, 2))
@@ -468,8 +471,8 @@ def test_the_pipelined_kernel_in_any_order_of_threads(order):
         assert_right(draw(np.random.default_rng(0), "bfloat16", 150, 64, 64), "pipelined", True)
 
 
-@pytest.mark.parametrize("processors", [1, 2, 3])
-@pytest.mark.parametrize("alone", [0, 1024])
+# One processor cuts nothing, so that no segment can stand alone.
+@pytest.mark.parametrize(("processors", "alone"), [(1, 0), (2, 0), (3, 0), (2, 1024), (3, 1024)])
 @both_normalizations
 def test_cut_walks_make_the_same_gradients(monkeypatch, processors, alone, normalize):
     monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu((9, 0), processors))
@@ -623,12 +626,14 @@ def test_what_is_chosen(monkeypatch, dtype, N, capability, kernel):
     x = np.zeros((N, 33), numpy_dtype(dtype))
     assert choose_kernel(x, x, x, device="cpu", capability=capability) == kernel
     monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(capability or (8, 0)))
-    with emulator.trace() as counted:
-        on_cpu(x, x, x)
+    launched = []
+    monkeypatch.setattr(
+        _kernels, "run", lambda file, macros, name, *others, **options: launched.append(name)
+    )
+    on_cpu(x, x, x)
     functions = {"chunked": "chunk_outputs", "tensor_core": "segment_outputs"}
     functions |= {"pipelined": "forward_walk", "tiled": "tiled_walk"}
-    function = functions.get(kernel, kernel)
-    assert function in counted.kernels
+    assert functions.get(kernel, kernel) in launched
 
 
 @pytest.mark.parametrize("capability", [(7,), (7.5, 0), (-1, 0), "8.0", [7, 5]])

@@ -51,8 +51,8 @@ def epochs(events: np.ndarray) -> np.ndarray:
 
 def distinct(events: np.ndarray, *fields: str) -> np.ndarray:
     """One event for each combination of the fields' values."""
-    events = events[np.lexsort([events[field] for field in fields])]
-    return events[changes(*(events[field] for field in fields))].copy()
+    events = events.take(np.lexsort([events[field] for field in fields]))
+    return events.compress(changes(*(events[field] for field in fields)))
 
 
 def units(events: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,17 +68,18 @@ def accesses(events: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     For each event the numbers of its instruction and its access; for each access its first event.
     """
-    _, place = np.unique(events["place"], return_inverse=True)
     kind = events["kind"] & (STORE | SHARED)
-    _, instruction = np.unique(_key(place, kind, events["bytes"]), return_inverse=True)
-    epoch = epochs(events)
-    key = _key(epoch, instruction, events["thread"])
-    order = np.argsort(key, kind="stable")
-    starts = changes(key[order])
-    n = np.empty(len(events), np.int64)
-    n[order] = np.arange(len(events)) - np.flatnonzero(starts)[np.cumsum(starts) - 1]
-    key = _key(epoch, instruction, events["thread"] // LANES, n)
-    _, first, access = np.unique(key, return_index=True, return_inverse=True)
+    instruction = _ranks(_key(_ranks(events["place"]), kind, events["bytes"]))
+    warp = _key(epochs(events), instruction, events["thread"] // LANES)
+    order, thread_begins = _sorted(_key(warp, events["thread"] % LANES))
+    position = np.arange(len(events))
+    n = position - np.maximum.accumulate(np.where(thread_begins, position, 0))
+    warp_begins = changes(warp[order])
+    # A warp makes as many accesses as the thread of it that makes most.
+    count = np.maximum.reduceat(n, np.flatnonzero(warp_begins)) + 1 if len(n) else n
+    access, first = np.empty(len(events), np.int64), np.empty(count.sum(), np.int64)
+    access[order] = (np.cumsum(count) - count)[np.cumsum(warp_begins) - 1] + n
+    first[access[::-1]] = position[::-1]  # what is written last stays
     return instruction, access, first
 
 
@@ -92,6 +93,22 @@ def _key(*columns: np.ndarray) -> np.ndarray:
     return key
 
 
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """For each value how many distinct ones are smaller: by a table, as values lie close."""
+    values = values - (values.min() if len(values) else 0)
+    is_there = np.zeros(int(values.max(initial=0)) + 1, bool)
+    is_there[values] = True
+    return (np.cumsum(is_there) - 1)[values]
+
+
+def _sorted(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order of the keys, and where in it a new one begins."""
+    bits = len(key).bit_length()
+    assert int(key.max(initial=0)) < 2 ** (63 - bits)
+    both = np.sort(key << bits | np.arange(len(key)))  # much faster than np.argsort
+    return both & (1 << bits) - 1, changes(both >> bits)
+
+
 # ---- What an access costs. -----------------------------------------------------------------------
 
 
@@ -100,11 +117,10 @@ def lines_and_sectors(events: np.ndarray, access: np.ndarray) -> tuple[np.ndarra
 
     Accesses are aligned to their size, so that none reaches into a second line.
     """
-    order = np.lexsort((events["address"], access))
-    access, address = access[order], events["address"][order]
-    lines = np.bincount(access, changes(access, address // LINE)).astype(int)
-    sectors = np.bincount(access, changes(access, address // SECTOR)).astype(int)
-    size = np.bincount(access, changes(access, address) * events["bytes"][order])
+    address, size = _by_lane(events, access)
+    address.sort(axis=1)
+    size *= _distinct_in_rows(address)
+    lines, sectors = (_distinct_in_rows(address // unit) for unit in (LINE, SECTOR))
     return lines, np.ceil(size / LINE), sectors, np.ceil(size / SECTOR)
 
 
@@ -116,28 +132,42 @@ def bank_passes(events: np.ndarray, access: np.ndarray) -> tuple[np.ndarray, ...
     all lanes have the address of their next neighbor, or all of the one two away: what a pass
     brings is then packed for twice as many (NVIDIA, developer forum, topic 77228, of capability 7).
     """
-    words = np.maximum(events["bytes"] // WORD, 1).astype(np.int64)
-    words = np.where((words > 1) & _in_pairs(events, access), words // 2, words)
-    index, word = units(events, WORD)
-    part = (access * 4 + events["thread"] % LANES // (LANES // words))[index]
-    order = np.lexsort((word, word % BANKS, part))
-    part, word = part[order], word[order]
-    new_bank = changes(part, word % BANKS)
-    in_bank = np.bincount(np.cumsum(new_bank) - 1, changes(part, word)).astype(int)
-    passes, ideal = (np.zeros(int(access.max() + 1) * 4, int) for _ in range(2))
-    np.maximum.at(passes, part[new_bank], in_bank)
-    ideal[part] = 1
-    return passes.reshape(-1, 4).sum(1), ideal.reshape(-1, 4).sum(1)
-
-
-def _in_pairs(events, access):
-    """For each event, whether it is a load whose lanes share addresses in pairs."""
-    lane, count = events["thread"] % LANES, int(access.max()) + 1
-    address = np.zeros((count, LANES), np.uint64)  # 0: the lane takes no part
-    address[access, lane] = events["address"]
+    address, size = _by_lane(events, access)
+    words = np.maximum(size // WORD, 1)  # of a lane, and into so many parts a warp is cut
+    is_load = np.empty(len(size), bool)
+    is_load[access] = ~_is_store(events)
     neighbor = np.arange(LANES)
     paired = [(address == address[:, neighbor ^ away]).all(axis=1) for away in (1, 2)]
-    return np.logical_or(*paired)[access] & ~_is_store(events)
+    parts = np.where((words > 1) & is_load & np.logical_or(*paired), words // 2, words)
+    passes, ideal = (np.zeros(len(size), int) for _ in range(2))
+    for kind in np.unique(words * LANES + parts):
+        these = np.flatnonzero(words * LANES + parts == kind)
+        of_lane, count = divmod(int(kind), LANES)
+        first = address[these, :, None].astype(np.int32) // WORD
+        word = np.where(first < 0, -1, first + np.arange(of_lane)).reshape(len(these) * count, -1)
+        word.sort(axis=1)
+        is_new = word >= 0
+        is_new[:, 1:] &= word[:, 1:] != word[:, :-1]
+        part, at = np.nonzero(is_new)
+        cell = part * BANKS + word[part, at] % BANKS
+        in_bank = np.bincount(cell, minlength=len(word) * BANKS).reshape(len(these), count, BANKS)
+        most = in_bank.max(axis=2)
+        passes[these], ideal[these] = most.sum(axis=1), (most > 0).sum(axis=1)
+    return passes, ideal
+
+
+def _by_lane(events: np.ndarray, access: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each access the addresses of its lanes, -1 where one takes no part, and their bytes."""
+    count = int(access.max(initial=-1)) + 1
+    address, size = np.full((count, LANES), -1, np.int64), np.empty(count, np.int64)
+    address[access, events["thread"] % LANES] = events["address"]
+    size[access] = events["bytes"]
+    return address, size
+
+
+def _distinct_in_rows(rows: np.ndarray) -> np.ndarray:
+    """How many values that are not negative there are in each row, which is sorted."""
+    return (rows[:, 1:] != rows[:, :-1]).sum(axis=1) + (rows[:, 0] >= 0)
 
 
 # ---- Who disturbs whom. --------------------------------------------------------------------------
@@ -145,18 +175,38 @@ def _in_pairs(events, access):
 
 def races(events: np.ndarray) -> list[np.ndarray]:
     """Pairs of events, first a store, that touch the same byte between two barriers."""
+    epoch = epochs(events)
+    place = events["address"].astype(np.int64) // 16  # no access reaches from one into the next
+    rows = _suspects(place, epoch, events["thread"], _is_store(events))
+    events, epoch = events.take(rows), epoch[rows]
     index, cell = units(events, _smallest(events))
-    epoch, thread = epochs(events)[index], events["thread"][index]
-    suspects = _contested([cell, epoch], thread, _is_store(events)[index])
-    if not suspects:
-        return []
-    rows = np.concatenate(suspects)
-    index, cell, epoch, thread = index[rows], cell[rows], epoch[rows], thread[rows]
+    rows = _suspects(cell, epoch[index], events["thread"][index], _is_store(events)[index])
+    index, cell = index[rows], cell[rows]
+    epoch, thread = epoch[index], events["thread"][index]
     stores, place = _is_store(events)[index], events["place"][index]
     warp, warp_phase = thread // LANES, events["warp_phase"][index]
     pairs = _conflicts([cell, epoch], warp, stores, place)  # of two warps
     pairs += _conflicts([cell, epoch, warp, warp_phase], thread, stores, place)  # of one warp
-    return [events[index[pair]] for pair in pairs]
+    return [events.take(index[pair]) for pair in pairs]
+
+
+SLOTS = 1 << 16
+
+
+def _suspects(
+    place: np.ndarray, epoch: np.ndarray, thread: np.ndarray, stores: np.ndarray
+) -> np.ndarray:
+    """Rows of places that one thread stores to and another one touches, and maybe some more.
+
+    Places that share a slot of the table pass for one: it needs no sorting, and loses nothing.
+    """
+    slot = (place + 40_503 * epoch) & SLOTS - 1
+    stored, several = np.zeros((2, SLOTS), bool)
+    stored[slot[stores]] = True
+    someone = np.zeros(SLOTS, thread.dtype)
+    someone[slot] = thread
+    several[slot[someone[slot] != thread]] = True
+    return np.flatnonzero((stored & several)[slot])
 
 
 def between_blocks(events: np.ndarray) -> tuple[int, int, list[np.ndarray]]:

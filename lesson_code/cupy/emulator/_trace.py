@@ -300,13 +300,15 @@ class Launch:
         self.pairs: list[np.ndarray] = []  # of racing events
         self.touched = [np.empty(0, EVENT)]  # global memory, for what blocks share
         self.unwritten = [np.empty(0, EVENT)]
-        self.warp: np.ndarray | None = None
+        self.warp = [np.empty(0, EVENT)]  # of block 0, for `Trace.lanes`
 
     def _take(self, pointer: int | None, count: int) -> None:
         try:
             if pointer and count:
                 memory = (ctypes.c_char * (count * EVENT.itemsize)).from_address(pointer)
-                self._count(self._relative(np.frombuffer(memoryview(memory), EVENT).copy()))
+                events = np.frombuffer(memory, EVENT)
+                self.pairs += _records.races(events)
+                self._count(self._relative(events))
         except BaseException as error:  # it cannot pass through the code that called
             self.error = self.error or error
 
@@ -320,16 +322,14 @@ class Launch:
         return events
 
     def _count(self, events: np.ndarray) -> None:
-        if self.warp is None:
-            first = (events["block"] == 0) & (events["thread"] < LANES)
-            self.warp = events[first][: 1 << 16]
+        if events["block"][0] == 0 and sum(map(len, self.warp)) < 1 << 16:
+            self.warp.append(events.compress((events["block"] == 0) & (events["thread"] < LANES)))
         shared, copied = (events["kind"] & bit != 0 for bit in (SHARED, COPIED))
-        self._count_accesses(events[~shared], _records.lines_and_sectors)
-        self._count_accesses(events[shared & ~copied], _records.bank_passes)
-        self.pairs += _records.races(events)
-        unwritten = events[events["kind"] & UNWRITTEN != 0]
+        self._count_accesses(events.compress(~shared), _records.lines_and_sectors)
+        self._count_accesses(events.compress(shared & ~copied), _records.bank_passes)
+        unwritten = events.compress(events["kind"] & UNWRITTEN != 0)
         self.unwritten.append(_records.distinct(unwritten, "place"))
-        touched = _records.distinct(events[~shared], "address", "block", "place", "kind")
+        touched = _records.distinct(events.compress(~shared), "address", "block", "place", "kind")
         self.touched.append(touched)
 
     def _count_accesses(self, events: np.ndarray, passes_of) -> None:
@@ -370,8 +370,9 @@ class Launch:
             if read[:2] not in {other[:2] for other in trace.unwritten}:
                 trace.unwritten.append(read)
         _increase(trace.kernels.setdefault(self.kernel, Counts()), dataclasses.asdict(counts))
-        if self.warp is not None:
-            trace._warps.setdefault(self.kernel, (self.warp, lines, bool(len(self.starts))))
+        warp = np.concatenate(self.warp)[: 1 << 16]
+        if len(warp):
+            trace._warps.setdefault(self.kernel, (warp, lines, bool(len(self.starts))))
 
     def _race(self, pair: np.ndarray, lines: dict) -> Race:
         one, other = (

@@ -38,7 +38,7 @@ struct Counters {
 };
 struct Range { uint64_t start, stop; };
 
-constexpr size_t ENOUGH = 1 << 20;  // events, then Python takes them
+constexpr size_t ENOUGH = 1 << 15;  // events, then Python takes them
 
 static void (*take)(const Event*, size_t);
 static const Range* buffers;  // what a kernel may touch of the global memory
