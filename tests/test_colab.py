@@ -66,27 +66,24 @@ def with_dependencies(names: list[str]) -> dict[str, Distribution]:
 def colab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The Python of a fresh environment that holds only what Colab brings.
 
-    Its packages are those of this environment, by links: to install them again takes a minute. A
-    package without a RECORD is one that pip refuses to change.
+    Its packages are those of this environment, pip too, by links: to install them again takes a
+    minute. A package without a RECORD is one that pip refuses to change.
     """
     folder = tmp_path_factory.mktemp("colab")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
-    if "(from versions: none)" in run(python, *PIP, "--dry-run", "--upgrade", *build).stderr:
-        pytest.skip("pip reaches no package index: check the network connection")
     variables = {"base": folder, "platbase": folder}
     packages = Path(sysconfig.get_path("purelib", "venv", variables))
-    there = installed(python)  # pip, and perhaps setuptools
-    for name, own in with_dependencies(COLAB).items():
-        if name in there:
-            continue
+    for own in with_dependencies([*COLAB, "pip"]).values():
         for top in {file.parts[0] for file in own.files} - {"..", "__pycache__"}:
             place, found = packages / top, own.locate_file(top)
             if top.endswith(".dist-info"):
                 shutil.copytree(found, place, ignore=shutil.ignore_patterns("RECORD"))
             elif not place.exists():
                 place.symlink_to(found)
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
+    if "(from versions: none)" in run(python, *PIP, "--dry-run", "--upgrade", *build).stderr:
+        pytest.skip("pip reaches no package index: check the network connection")
     yield python
     shutil.rmtree(folder)
 

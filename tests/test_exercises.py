@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import functools
 import json
 import re
 import shutil
@@ -36,8 +37,14 @@ def chapter(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
+@functools.cache
+def read(path: Path) -> book.Chapter:
+    """A chapter whose notebook is read once for all tests, which do not change it."""
+    return book.Chapter(path, 1)
+
+
 def parts_of(path: Path) -> list[exercises.Block]:
-    return list(exercises.exercise_parts(book.Chapter(path, 1)))
+    return list(exercises.exercise_parts(read(path)))
 
 
 def declared(path: Path) -> dict[str, Exercise]:
@@ -54,7 +61,7 @@ def declared(path: Path) -> dict[str, Exercise]:
 def solutions(path: Path) -> Iterator[tuple[str, str, str]]:
     """Label, kind and source of every cell or piece of text inside a solution."""
     label = None
-    for cell in nbformat.read(path, as_version=4).cells:
+    for cell in read(path).cells:
         if cell.cell_type == "code":
             if label:
                 yield label, "code", cell.source
@@ -98,11 +105,7 @@ def test_what_is_declared_is_in_the_chapter_and_the_other_way_round(chapter: Pat
 
 
 def test_every_section_that_a_message_names_exists(chapter: Path) -> None:
-    text = "\n".join(
-        cell.source
-        for cell in nbformat.read(chapter, as_version=4).cells
-        if cell.cell_type == "markdown"
-    )
+    text = "\n".join(read(chapter).sources("markdown"))
     headings = set(re.findall(r"(?m)^#{2,4} +(.*)$", text))
     [title] = re.findall(r"(?m)^# +(.*)$", text)
     for exercise in declared(chapter).values():
@@ -126,7 +129,7 @@ def test_solutions_end_with_the_check(chapter: Path) -> None:
 
 
 def made(path: Path, names: exercises.Names, **options) -> NotebookNode:
-    return exercises.exercise_notebook(book.Chapter(path, 1), names, **options)
+    return exercises.exercise_notebook(read(path), names, **options)
 
 
 def text_of(notebook: NotebookNode) -> str:
@@ -143,7 +146,7 @@ def test_a_notebook_has_all_exercises_and_no_solution(chapter: Path, names) -> N
         assert f'"{label}"' in text
     outside = "\n".join(block.text for block in parts_of(chapter)) + "\n".join(
         cell.source
-        for cell in nbformat.read(chapter, as_version=4).cells
+        for cell in read(chapter).cells
         if exercises.SETUP in cell.metadata.get("tags", [])
     )
     for label, kind, source in solutions(chapter):

@@ -502,7 +502,9 @@ def test_gradients_without_tokens_reach_everything(call):
 @every_operator
 def test_compile_traces_the_whole(name):
     options = options_of(name)[-1]
-    function, inputs = differentiable(name, options, N=5)
+    if name == "mesa":
+        options = options | {"iterations": 2}  # each is traced anew, and they are alike
+    function, inputs = differentiable(name, options)
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     found, expected = compiled(*inputs), function(*inputs)

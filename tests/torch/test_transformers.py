@@ -143,7 +143,7 @@ def test_a_model_trains_alike(name):
 
 
 @pytest.mark.parametrize("name", ["Qwen3Next", "KimiLinear"])
-def test_fifty_steps_of_training_have_the_same_losses(name):
+def test_steps_of_training_have_the_same_losses(name):
     """Two texts are learned by heart. The losses agree to 1 in 10,000.
 
     Rounding grows from step to step, most where Adam divides by gradients near 0: hence its eps.
@@ -154,7 +154,7 @@ def test_fifty_steps_of_training_have_the_same_losses(name):
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, eps=1e-4)
         steps = []
         with in_transformers() if inside else nullcontext():
-            for _ in range(50):
+            for _ in range(25):
                 loss = model(tokens, labels=tokens).loss
                 optimizer.zero_grad()
                 loss.backward()

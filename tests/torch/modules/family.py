@@ -45,6 +45,13 @@ def widen(x):
     return torch.cat([x * x, torch.ones_like(x[..., :1])], dim=-1)
 
 
+def mesa():
+    """With as many iterations as its four channels need in float64; 30 are for wider ones."""
+    layer = MesaLayer(WIDTH, HEADS)
+    layer.iterations = 12
+    return layer
+
+
 MODULES = {
     "softmax": lambda: SoftmaxAttention(WIDTH, HEADS),
     "softmax without positions": lambda: SoftmaxAttention(WIDTH, HEADS, rotary=False),
@@ -76,7 +83,7 @@ MODULES = {
     "selective": lambda: SelectiveSSM(WIDTH, state_width=5),
     "dual": lambda: StateSpaceDual(WIDTH, HEADS, state_width=5),
     "Mamba-3": lambda: Mamba3(WIDTH, HEADS, state_width=4),
-    "Mesa": lambda: MesaLayer(WIDTH, HEADS),
+    "Mesa": mesa,
     "TTT": lambda: TTTLinear(WIDTH, HEADS, batch_size=3),
     "TTT, one head": lambda: TTTLinear(WIDTH, 1, batch_size=4),
     "log-linear": lambda: LogLinearAttention(WIDTH, HEADS, levels=9),
