@@ -254,16 +254,17 @@ FEW_ALIKE = """() => {
 PLAIN_CODE = """() => [...document.querySelectorAll("pre")].slice(3)
   .filter(code => !code.querySelector("[data-light], [data-dark]"))
   .forEach(code => code.textContent = code.textContent)"""
-# The looks of words follow from what they stand in, and axe reads all that there is.
+# The looks of words follow from what they stand in, and axe reads all that there is. Explorables
+# stay whole, as they draw themselves anew.
 MARKED_ALONE = """mark => {
   const around = new Set();
   for (let node of document.querySelectorAll(`[${mark}]`))
     for (; node; node = node.parentElement) around.add(node);
   const strip = node => {
-    if (node.hasAttribute(mark)) return;
+    if (node.matches(`[${mark}], .explorable`)) return;
     for (const child of [...node.children])
       if (around.has(child)) strip(child);
-      else if (!child.matches("link, style, script")) child.remove();
+      else if (!child.matches("link, style, script, .explorable")) child.remove();
   };
   strip(document.body);
 }"""
