@@ -4,15 +4,11 @@ import importlib
 import os
 from pathlib import Path
 
-from tests import warm_kernels
-
 ROOT = Path(__file__).parent
 
 # The processes of `pytest -n 2` share two cores: threads of one would wait for those of the other.
 # Kernels and programs that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-warm_kernels.install()
 
 
 def pytest_collect_file(file_path: Path) -> None:

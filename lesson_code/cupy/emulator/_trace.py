@@ -306,7 +306,7 @@ class Launch:
         try:
             if pointer and count:
                 memory = (ctypes.c_char * (count * EVENT.itemsize)).from_address(pointer)
-                events = np.frombuffer(memory, EVENT)
+                events = np.frombuffer(memoryview(memory), EVENT)
                 self.pairs += _records.races(events)
                 self._count(self._relative(events))
         except BaseException as error:  # it cannot pass through the code that called
