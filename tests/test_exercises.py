@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import dis
-import functools
 import json
 import re
 import shutil
@@ -37,9 +36,8 @@ def chapter(request: pytest.FixtureRequest) -> Path:
     return request.param
 
 
-@functools.cache
 def read(path: Path) -> book.Chapter:
-    """A chapter whose notebook is read once for all tests, which do not change it."""
+    """A chapter, as the tools read it: its notebook once for all tests, which do not change it."""
     return book.Chapter(path, 1)
 
 
