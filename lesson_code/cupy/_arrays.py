@@ -134,6 +134,15 @@ def floats(array):
     return array.float() if library(array) == "torch" else array.astype("float32")
 
 
+def cast(array, like):
+    """The array in the dtype of `like`."""
+    return array.to(like.dtype) if library(array) == "torch" else array.astype(like.dtype)
+
+
+def exp(array):
+    return sys.modules[library(array)].exp(array)
+
+
 def join(arrays, axis: int = -1):
     """One array of float32 of all of them, side by side along an axis."""
     package = sys.modules[library(arrays[0])]

@@ -9,9 +9,12 @@ from lesson_code.cupy._fading import AT_MOST_0
 from lesson_code.cupy.decay import backward, forward
 
 
+def check_at_most_0(log_decay):
+    check_values("log_decay", log_decay, AT_MOST_0, OUTSIDE[AT_MOST_0])
+
+
 def decaying_scan(q, k, v, log_decay, bonus, state, kernel):
     """(outputs, last state), both differentiable."""
-    check_values("log_decay", log_decay, AT_MOST_0, OUTSIDE[AT_MOST_0])
     heads = () if bonus is None else bonus.shape[:-1]
     arrays = q, k, v, log_decay, state
     leading = torch.broadcast_shapes(heads, *(x.shape[:-2] for x in arrays))

@@ -14,7 +14,7 @@ import torch
 import lesson_code.torch as lt
 from lesson_code.cupy import _kernels, _launches, decay_pipelined, emulator
 from lesson_code.cupy.decay import _check_kernel
-from tests.cupy import test_decay_pipelined
+from tests.cupy import test_decay, test_decay_pipelined
 from tests.cupy.test_decay import error
 from tests.cupy.test_decay_pipelined import (
     TOLERANCE,
@@ -180,12 +180,10 @@ def test_a_barrier_that_is_missing_is_caught(leave_out, segments, number):
 def test_which_kernel_is_taken(monkeypatch, capability, D, M, why):
     monkeypatch.setattr(_kernels, "gpu", lambda array: _kernels.Gpu(capability))
     q, _, v, g, _ = drawn("bfloat16", 17, D, M)
-    assert _check_kernel(None, q, v, g, None) == ("chunked" if why else "pipelined")
-    with pytest.raises(ValueError, match="no bonus"):
-        _check_kernel("pipelined", q, v, g, np.zeros(D, np.float32))
+    assert _check_kernel(None, q, v, g) == ("chunked" if why else "pipelined")
     if why:
         with pytest.raises(ValueError, match=f"kernel='pipelined' needs {why}"):
-            _check_kernel("pipelined", q, v, g, None)
+            _check_kernel("pipelined", q, v, g)
 
 
 def test_gradients_of_wide_values_take_shorter_chunks_or_the_other_kernel(monkeypatch):
@@ -233,3 +231,80 @@ def test_the_operator_by_the_kernel():
     found = torch.autograd.grad(out.float().sum() + last.sum(), arrays)
     for x, y in zip(found, torch.autograd.grad(theirs.sum() + end.sum(), exact), strict=True):
         assert error(x.double(), y) < 2 * TOLERANCE["bfloat16"]
+
+
+# ---- Reading before the memory decays, with a bonus. ---------------------------------------------
+
+
+def with_bonus(q, k, v, g, u, S):
+    return run(q, k, v, g, S, bonus=u)
+
+
+def recurrence_with_bonus(q, k, v, g, u, S):
+    return test_decay.recurrence(q, k, v, g.expand(k.shape), u, S)
+
+
+@every_size
+def test_a_bonus(place, dtype, N, D, M):
+    arrays = test_decay.draw("bonus", N, D, M, dtype)
+    found = [place.get(x) for x in with_bonus(*(place.put(x)[0] for x in arrays))]
+    for mine, theirs in zip(found, test_decay.expected(*arrays), strict=True):
+        assert error(mine, theirs) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "N", "D", "M", "decays"),
+    [(*size, None) for size in SIZES[:3]] + [("bfloat16", 70, 20, 33, 1)],  # one is RWKV-5's
+)
+def test_gradients_with_a_bonus(dtype, N, D, M, decays):
+    arrays = test_decay.draw("bonus", N, D, M, dtype)
+    mine = list(test_decay.tensors(arrays, dtype))
+    mine[3] = torch.from_numpy(arrays[3][..., :decays].astype(np.float32)).requires_grad_()
+    with emulator.trace() as counted:
+        found = test_decay.gradients(with_bonus, mine)
+    own = {name for name in counted.kernels if name.startswith(("channel", "fading"))}
+    assert own == set(counted.kernels) or not N
+    exact = [x.detach().double().requires_grad_() for x in mine]
+    exact = test_decay.gradients(recurrence_with_bonus, exact)
+    for x, y, z in zip(found, exact, mine, strict=True):
+        assert x.dtype == z.dtype and error(x.double(), y) < 4 * TOLERANCE[dtype]
+
+
+def test_a_bonus_with_leading_dimensions_of_its_own():
+    q, k, v, g, _, S = test_decay.draw("bonus", 20, 5, 3, "float16", leading=(2, 1))
+    q, S = q[0, 0], S[:1]
+    u = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+    out, last = with_bonus(q, k, v, g, u, S)
+    full = [np.broadcast_to(x, (2, 4, *x.shape[-2:])) for x in (q, k, v, g, S)]
+    right, end = test_decay.expected(*full[:4], u, full[4])
+    assert last.shape == (2, 1, 5, 3) and error(last, end[:, :1]) < TOLERANCE["float16"]
+    assert error(out, right) < TOLERANCE["float16"]
+
+
+def test_a_bonus_and_closed_gates():
+    """What was there is large: nothing of it may be left, wherever the gate is."""
+    for closed in (0, 1, 30, 69):
+        arrays = test_decay.draw("bonus", 70, 5, 3, "bfloat16")
+        arrays[3][:, :closed] = -0.1
+        arrays[3][:, closed] = -np.inf
+        arrays[5] *= np.float32(1e30)
+        rest = [x[:, closed + 1 :].astype(np.float64) for x in arrays[:4]]
+        k, v = (x[:, closed].astype(np.float64) for x in arrays[1:3])
+        S = k[..., None] * v[:, None]
+        out, last = with_bonus(*arrays)
+        right, end = test_decay.expected(*rest, arrays[4], S)
+        assert error(out[:, closed + 1 :], right) < TOLERANCE["bfloat16"]
+        assert error(last, end) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_bonus_under_transforms():
+    torch.manual_seed(0)
+    q, k, v, g = (torch.randn(2, 20, width).bfloat16() for width in (8, 8, 5, 8))
+    tensors = [q, k, v, -g.abs(), torch.randn(8), torch.randn(2, 8, 5)]
+    compiled = torch.compile(with_bonus, fullgraph=True, backend="aot_eager")
+    for x, y in zip(with_bonus(*tensors), compiled(*tensors), strict=True):
+        assert torch.equal(x, y)
+    mapped = torch.vmap(with_bonus, (0, 0, 0, 0, None, 0))(*tensors)
+    for x, y in zip(with_bonus(*tensors), mapped, strict=True):
+        assert torch.equal(x, y)

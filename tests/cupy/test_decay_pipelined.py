@@ -30,11 +30,10 @@ every_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
 every_kind = pytest.mark.parametrize("kind", ["head", "channel"])
 
 
-def run(q, k, v, g, S, device="cpu"):
+def run(q, k, v, g, S, device="cpu", bonus=None):
     """Outputs and the last state, by this kernel alone."""
-    return decaying_scan(
-        q, k, v, g, initial_state=S, return_state=True, kernel="pipelined", device=device
-    )
+    options = {"return_state": True, "kernel": "pipelined", "device": device}
+    return decaying_scan(q, k, v, g, bonus, initial_state=S, **options)
 
 
 def scan(q, k, v, g, u, S):
@@ -238,16 +237,14 @@ def test_which_kernel_is_taken(monkeypatch, dtype, capability, widths, N, why):
     decays, D, M = widths
     q, _, v, _, _, _ = draw("head", N, D, M, dtype)
     g = np.zeros((2, N, decays), np.float32)
-    assert _check_kernel(None, q, v, g, None) == ("pipelined" if why == "" else "chunked")
+    assert _check_kernel(None, q, v, g) == ("pipelined" if why == "" else "chunked")
     if not why:
-        assert _check_kernel("pipelined", q, v, g, None) == "pipelined"
-        with pytest.raises(ValueError, match="no bonus"):
-            _check_kernel("pipelined", q, v, g, np.zeros(D, np.float32))
+        assert _check_kernel("pipelined", q, v, g) == "pipelined"
         with pytest.raises(ValueError, match="kernel must be None or one of 'chunked', 'pipelin"):
-            _check_kernel("fast", q, v, g, None)
+            _check_kernel("fast", q, v, g)
     else:
         with pytest.raises(ValueError, match=f"kernel='pipelined' needs .*{why}"):
-            _check_kernel("pipelined", q, v, g, None)
+            _check_kernel("pipelined", q, v, g)
 
 
 def test_gradients_of_a_state_that_does_not_fit(monkeypatch):
