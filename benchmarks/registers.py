@@ -160,7 +160,7 @@ def all_launches(architectures, kernels, widths=None):
 
 def fingerprint():
     """A number of the kernel files without comments and spaces, and of all launches."""
-    headers = ("gpu.h", "rows.h", "tiles.h", "walk.h", "segments.h", "fading.h")
+    headers = ("gpu.h", "rows.h", "tiles.h", "walk.h", "segments.h", "fading.h", "parts.h")
     kernels = ("linear.cu", "pipelined.cu", "tiled.cu", "wkv.cu", "decay.cu", "delta.cu")
     kernels += ("decay_pipelined.cu", "decay_channels.cu")
     texts = [re.sub(r"//.*|\s+", " ", _kernels.text(file)).split() for file in headers + kernels]

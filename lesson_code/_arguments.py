@@ -159,10 +159,22 @@ def check_beside(name: str, array, like_name: str, like) -> None:
     check_device(name, array, like_name, like)
 
 
-def check_values(name: str, array, expected: str, wrong) -> None:
-    """Refuse an array with a value that is wrong, as the boolean array `wrong` says."""
+# Which values are wrong where they are restricted. NaN never is: it reaches what depends on it.
+OUTSIDE = {
+    "at most 0": lambda x: x > 0,
+    "at least 0": lambda x: x < 0,
+    "negative": lambda x: x >= 0,
+    "in (0, 1]": lambda x: (x <= 0) | (x > 1),
+    "in [0, 1]": lambda x: (x < 0) | (x > 1),
+    "positive and finite": lambda x: (x <= 0) | (x == float("inf")),
+}
+
+
+def check_values(name: str, array, kind: str) -> None:
+    """Refuse an array with a value out of its range."""
+    wrong = OUTSIDE[kind](array)
     if wrong.any():
-        raise ValueError(f"{name} must be {expected}, got {float(array[wrong][0])}.")
+        raise ValueError(f"{name} must be {kind}, got {float(array[wrong][0])}.")
 
 
 def check_form(form, forms: tuple, condition: str = "") -> None:

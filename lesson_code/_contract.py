@@ -20,17 +20,6 @@ from typing import Any, NamedTuple
 from lesson_code import _arguments
 from lesson_code._arguments import Axes
 
-# Which values are wrong where they are restricted. NaN never is: it reaches what depends on it.
-OUTSIDE = {
-    "at most 0": lambda x: x > 0,
-    "at least 0": lambda x: x < 0,
-    "negative": lambda x: x >= 0,
-    "in (0, 1]": lambda x: (x <= 0) | (x > 1),
-    "in [0, 1]": lambda x: (x < 0) | (x > 1),
-    "positive and finite": lambda x: (x <= 0) | (x == float("inf")),
-}
-
-
 COUNT = Axes((), alone=False)  # a part of a memory that is no array of floats
 
 
@@ -115,7 +104,7 @@ class Contract:
         """Refuse arrays with values out of their range."""
         for name, kind in self.ranges.items():
             if hasattr(arrays[name], "shape"):  # a number was looked at when it came
-                _arguments.check_values(name, arrays[name], kind, OUTSIDE[kind](arrays[name]))
+                _arguments.check_values(name, arrays[name], kind)
 
     def output_shape(self, call: Call) -> tuple[int, ...]:
         """The shape of the outputs, where the arrays fix the size of each of its axes."""
@@ -159,7 +148,7 @@ class Contract:
                 _arguments.check_beside(name, x, like_name, like)
             else:
                 number = one_each[name] = _arguments.check_number(name, x)
-                if (kind := self.ranges.get(name)) and OUTSIDE[kind](number):
+                if (kind := self.ranges.get(name)) and _arguments.OUTSIDE[kind](number):
                     raise ValueError(f"{name} must be {kind}, got {number}.")
         return arrays | one_each
 

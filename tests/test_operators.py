@@ -362,6 +362,9 @@ def test_values_that_are_refused(name, backend):
         arrays[argument].flat[-1] = OUT_OF_RANGE[kind]
         words = f"{argument} must be {kind}, got {OUT_OF_RANGE[kind]}."
         refused(backend, name, arrays, options_of(name)[0], ValueError, words)
+        if arrays[argument].size > 1:
+            arrays[argument].flat[0] = np.nan  # which is right, and hides nothing
+            refused(backend, name, arrays, options_of(name)[0], ValueError, words)
 
 
 @every_backend

@@ -1,12 +1,9 @@
 """What the kernels of decay.cu and delta.cu have in common: chunks of 16 tokens, and decays."""
 
-from lesson_code import _arguments
-from lesson_code._contract import OUTSIDE
 from lesson_code.cupy import _arrays
 
 LENGTH = 16  # tokens of a chunk, as in the kernels
 THREADS = LENGTH * LENGTH
-AT_MOST_0 = "at most 0"
 
 
 def check_shape(device, log_decay, q, N: int, D: int) -> None:
@@ -14,11 +11,6 @@ def check_shape(device, log_decay, q, N: int, D: int) -> None:
     is_shared = tuple(getattr(log_decay, "shape", ()))[-1:] == (1,)
     sizes = {"N": N, "1": 1} if is_shared else {"N": N, "D": D}
     _arrays.check_state(device, "log_decay", log_decay, "q", q, sizes)
-
-
-def check_at_most_0(log_decay) -> None:
-    wrong = OUTSIDE[AT_MOST_0](log_decay)
-    _arguments.check_values("log_decay", log_decay, AT_MOST_0, wrong)
 
 
 def own_state(last, leading):

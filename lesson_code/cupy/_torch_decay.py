@@ -3,14 +3,8 @@
 import torch
 from torch import Tensor
 
-from lesson_code._contract import OUTSIDE
-from lesson_code._custom_ops import check_values, lead, once_differentiable
-from lesson_code.cupy._fading import AT_MOST_0
+from lesson_code._custom_ops import lead, once_differentiable
 from lesson_code.cupy.decay import backward, forward
-
-
-def check_at_most_0(log_decay):
-    check_values("log_decay", log_decay, AT_MOST_0, OUTSIDE[AT_MOST_0])
 
 
 def decaying_scan(q, k, v, log_decay, bonus, state, kernel):

@@ -3,15 +3,13 @@
 import torch
 from torch import Tensor
 
-from lesson_code._contract import OUTSIDE
 from lesson_code._custom_ops import check_values, lead, once_differentiable
-from lesson_code.cupy._fading import AT_MOST_0
 from lesson_code.cupy.delta import backward, forward
 
 
 def delta_scan(q, k, v, beta, log_decay, state):
     """(outputs, last state), both differentiable."""
-    check_values("log_decay", log_decay, AT_MOST_0, OUTSIDE[AT_MOST_0])
+    check_values("log_decay", log_decay, "at most 0")
     arrays = q, k, v, beta, log_decay, state.float()
     leading = torch.broadcast_shapes(*(x.shape[:-2] for x in arrays))
     return _DeltaScan.apply(*(x.expand(*leading, *x.shape[-2:]) for x in arrays))

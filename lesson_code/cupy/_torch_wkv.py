@@ -10,7 +10,7 @@ from lesson_code.numpy.wkv import EMPTY
 
 def wkv(k, v, decay, bonus, state):
     """Outputs, and the three parts of the last state; all but the maximum differentiable."""
-    check_values("decay", decay, "positive and finite", lambda w: (w <= 0) | w.isinf())
+    check_values("decay", decay, "positive and finite")
     numerator, denominator, maximum = state
     kept = maximum.detach().clamp(min=EMPTY)  # float16 has made -inf of it
     past = (maximum - kept).exp()  # 1, but for the gradient

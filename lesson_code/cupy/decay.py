@@ -122,13 +122,14 @@ def decaying_scan(
     if state is None:
         state = _fading.zeros((k.shape[-1], v.shape[-1]), k)
     if _arrays.library(q) == "torch":
+        from lesson_code import _custom_ops
         from lesson_code.cupy import _torch_decay
 
-        _torch_decay.check_at_most_0(log_decay)
+        _custom_ops.check_values("log_decay", log_decay, "at most 0")
         out, last = _scan(_torch_decay.decaying_scan, q, k, v, log_decay, bonus, state, kernel)
     else:
         with _kernels.place(q):
-            _fading.check_at_most_0(log_decay)
+            _arguments.check_values("log_decay", log_decay, "at most 0")
             out, last = _scan(forward, q, k, v, log_decay, bonus, state, kernel)
     if not return_state:
         return out

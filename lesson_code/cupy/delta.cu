@@ -18,65 +18,15 @@
 // row (a token, a column or a channel) and, with its 15 neighbors, one of 16 parts of the sums that belong
 // to it.
 
-constexpr int LENGTH = 16;     // tokens of a chunk
-constexpr int PARTS = LENGTH;  // of a sum; see sum_of_parts
-constexpr int THREADS = LENGTH * PARTS;
-constexpr int DECAYS = PER_CHANNEL ? FEATURES : 1;
-
-// The two halves of a warp have neighboring rows r. Where they read 16 numbers each of rows r, these
-// lie in different banks; and so they do in tiles that are 2 wider than 16, for columns r of 16 rows.
-constexpr int pitch(int width) { return width % 32 ? width : width + 16; }
-
-// LENGTH rows on their way from memory, in registers; a thread has columns part, part + 16, ... of one. They are
-// asked for one chunk ahead, so that they arrive while that chunk is computed.
-template <int WIDTH> struct Tile {
-    static constexpr int LOADS = (WIDTH + PARTS - 1) / PARTS;
-    float held[LOADS];
-
-    // The rows of a chunk, those before `end`, and their columns from `first` on; 0 outside.
-    template <typename T> __device__ __forceinline__ void ask(const Rows<T>& rows, int chunk, int end, int first) {
-        const int t = chunk * LENGTH + threadIdx.x / PARTS, part = threadIdx.x % PARTS;
-#pragma unroll
-        for (int n = 0; n < LOADS; n++) {
-            const bool known = t >= 0 && t < end && n * PARTS + part < WIDTH;
-            held[n] = known ? rows.number(t, first + n * PARTS + part) : 0.0f;
-        }
-    }
-    template <int PITCH> __device__ __forceinline__ void store(float (&tile)[LENGTH][PITCH]) const {
-        const int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
-#pragma unroll
-        for (int n = 0; n < LOADS; n++)
-            if (n * PARTS + part < WIDTH) tile[row][n * PARTS + part] = held[n];
-    }
-};
-
-// Adds up sums[t], for each t, over 16 neighbors; number t of them receives that of t. In each of
-// four steps neighbors give each other the half of their sums that the other one will keep.
-template <int HALF = PARTS / 2> __device__ __forceinline__ float sum_of_parts(float (&sums)[LENGTH]) {
-    const bool upper = threadIdx.x & HALF;
-#pragma unroll
-    for (int t = 0; t < HALF; t++) {
-        const float keep = upper ? sums[t + HALF] : sums[t], give = upper ? sums[t] : sums[t + HALF];
-        sums[t] = keep + __shfl_xor_sync(~0u, give, HALF);
-    }
-    if constexpr (HALF > 1) return sum_of_parts<HALF / 2>(sums);
-    return sums[0];
-}
+#include "parts.h"
 
 // What neighbor number t has.
 __device__ __forceinline__ float of_neighbor(float x, int t) { return __shfl_sync(~0u, x, (threadIdx.x & PARTS) + t); }
 
-// The decay over the tokens [first, end) of the chunk, in one channel.
-template <int PITCH> __device__ __forceinline__ float decay(const float (&logs)[LENGTH][PITCH], int channel, int first, int end) {
-    float log = 0.0f;
-    for (int t = first; t < end; t++) log += logs[t][PER_CHANNEL ? channel : 0];
-    return expf(log);
-}
-
 // What is left of what token j wrote into one channel when each token of the chunk reads: 0 before j.
 // Returns what is left at the end of the chunk.
 template <int PITCH>
-__device__ __forceinline__ float fade(float (&left)[LENGTH], const float (&logs)[LENGTH][PITCH], int channel, int j) {
+__device__ __forceinline__ float fade(float (&left)[LENGTH], const float (*logs)[PITCH], int channel, int j) {
     float log = 0.0f;
 #pragma unroll
     for (int t = 0; t < LENGTH; t++) {
@@ -216,11 +166,11 @@ __device__ __forceinline__ void walk(Tiles& at, Rows<const SCALAR> q, Rows<const
 
     Chunk next;
     const auto ask = [&](int chunk) {
-        if (OUTPUTS) next.queries.ask(q, chunk, N, 0);
-        next.keys.ask(k, chunk, N, 0);
-        next.logs.ask(log_decay, chunk, N, 0);
-        next.betas.ask(beta, chunk, N, 0);
-        next.values.ask(v, chunk, N, first);
+        if (OUTPUTS) next.queries.ask(q, chunk * LENGTH, N, 0);
+        next.keys.ask(k, chunk * LENGTH, N, 0);
+        next.logs.ask(log_decay, chunk * LENGTH, N, 0);
+        next.betas.ask(beta, chunk * LENGTH, N, 0);
+        next.values.ask(v, chunk * LENGTH, N, first);
     };
     ask(0);
     for (int chunk = 0; chunk < chunks; chunk++) {
@@ -346,11 +296,11 @@ values_backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR
 
     Chunk next;
     const auto ask = [&](int chunk) {
-        next.queries.ask(q, chunk, N, 0);
-        next.keys.ask(k, chunk, N, 0);
-        next.logs.ask(log_decay, chunk, N, 0);
-        next.betas.ask(beta, chunk, N, 0);
-        next.values.ask(grad, chunk, N, first);
+        next.queries.ask(q, chunk * LENGTH, N, 0);
+        next.keys.ask(k, chunk * LENGTH, N, 0);
+        next.logs.ask(log_decay, chunk * LENGTH, N, 0);
+        next.betas.ask(beta, chunk * LENGTH, N, 0);
+        next.values.ask(grad, chunk * LENGTH, N, first);
     };
     ask(chunks - 1);
     for (int chunk = chunks - 1; chunk >= 0; chunk--) {
@@ -480,13 +430,13 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
     Tile<1> some_betas;
     Tile<VALUES> some_errors, some_grads, some_error_grads;
     const auto ask = [&](int chunk) {
-        some_queries.ask(q, chunk, N, first);
-        some_keys.ask(k, chunk, N, first);
-        some_logs.ask(log_decay, chunk, N, PER_CHANNEL ? first : 0);
-        some_betas.ask(beta, chunk, N, 0);
-        some_errors.ask(errors, chunk, N, 0);
-        some_grads.ask(grad, chunk, N, 0);
-        some_error_grads.ask(grad_v, chunk, N, 0);
+        some_queries.ask(q, chunk * LENGTH, N, first);
+        some_keys.ask(k, chunk * LENGTH, N, first);
+        some_logs.ask(log_decay, chunk * LENGTH, N, PER_CHANNEL ? first : 0);
+        some_betas.ask(beta, chunk * LENGTH, N, 0);
+        some_errors.ask(errors, chunk * LENGTH, N, 0);
+        some_grads.ask(grad, chunk * LENGTH, N, 0);
+        some_error_grads.ask(grad_v, chunk * LENGTH, N, 0);
     };
     ask(chunks - 1);
     for (int chunk = chunks - 1; chunk >= 0; chunk--) {

@@ -106,7 +106,7 @@ def delta_scan(
         out, last = _torch_delta.delta_scan(q, k, v, beta[..., None], log_decay, state)
     else:
         with _kernels.place(q):
-            _fading.check_at_most_0(log_decay)
+            _arguments.check_values("log_decay", log_decay, "at most 0")
             out, last = forward(q, k, v, beta[..., None], log_decay, state)
     if not return_state:
         return out

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lesson_code._contract import OUTSIDE, Call, Contract
+from lesson_code._contract import Call, Contract
 from lesson_code._custom_ops import check_values
 from lesson_code.torch import backends
 from lesson_code.torch.precision import full_precision
@@ -42,7 +42,7 @@ def operator(
             call = contract.hold(Tensor, args, kwargs)
             for name, kind in ranges.items():
                 if isinstance(call.arrays[name], Tensor):  # a number was looked at when it came
-                    check_values(name, call.arrays[name], kind, OUTSIDE[kind])
+                    check_values(name, call.arrays[name], kind)
             dtype, device = getattr(torch, call.accumulation), _first_tensor(call).device
             values = dict(call.values)
             if accumulate and values.get("backend") != "cupy":  # kernels read what they are given

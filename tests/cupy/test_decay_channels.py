@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-import lesson_code.torch as lt
 from lesson_code.cupy import _kernels, _launches, decay_pipelined, emulator
 from lesson_code.cupy.decay import _check_kernel
 from tests.cupy import test_decay, test_decay_pipelined
@@ -208,29 +207,6 @@ def test_rows_that_begin_anywhere_spill_nothing():
     compiled = nvrtc.compile_source("sm_90", _kernels.source(FILE), macros, name=FILE)
     (usage,) = compiled.kernels.values()
     assert compiled.warnings == "" and usage.spill_bytes == usage.stack_bytes == 0
-
-
-def test_the_operator_by_the_kernel():
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 70, width).bfloat16() for width in (5, 5, 3))
-    arrays, state = (q, k, v, -torch.rand(2, 70, 5).bfloat16()), torch.randn(2, 5, 3)
-    options = {"return_state": True}
-    exact = [x.double().requires_grad_() for x in arrays]
-    arrays = [x.requires_grad_() for x in arrays]
-    with emulator.trace() as counted:
-        out, last = lt.gated_linear_attention(
-            *arrays, backend="cupy", initial_state=state, **options
-        )
-    assert set(counted.kernels) == {"channel_walk"}
-    assert out.dtype == torch.bfloat16 and last.dtype == torch.float32
-    theirs, end = lt.gated_linear_attention(
-        *exact, form="recurrent", initial_state=state.double(), **options
-    )
-    assert error(out.detach().double(), theirs.detach()) < TOLERANCE["bfloat16"]
-    assert error(last.detach(), end.detach()) < TOLERANCE["bfloat16"]
-    found = torch.autograd.grad(out.float().sum() + last.sum(), arrays)
-    for x, y in zip(found, torch.autograd.grad(theirs.sum() + end.sum(), exact), strict=True):
-        assert error(x.double(), y) < 2 * TOLERANCE["bfloat16"]
 
 
 # ---- Reading before the memory decays, with a bonus. ---------------------------------------------

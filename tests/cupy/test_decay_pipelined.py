@@ -259,18 +259,26 @@ def test_gradients_of_a_state_that_does_not_fit(monkeypatch):
     assert d_log.shape == (1, 20, 2) and d_initial.shape == S.shape  # in parts, to be summed
 
 
-@pytest.mark.parametrize("name", ["retention", "state_space_dual"])
+OPERATORS = {
+    "retention": lambda q, k, v, g: (q, k, v, torch.tensor([0.5, 0.9]).bfloat16()),
+    "state_space_dual": lambda q, k, v, g: (v, g[..., 0], k, q),
+    "gated_linear_attention": lambda q, k, v, g: (q, k, v, g),
+    "rwkv6": lambda q, k, v, g: (q, k, v, g, torch.randn(2, 5).bfloat16()),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
 def test_operators_by_the_kernel(name):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 70, width).bfloat16() for width in (5, 5, 3))
-    g, state = -torch.rand(2, 70).bfloat16(), torch.randn(2, 5, 3)
-    arrays = (q, k, v, torch.tensor([0.5, 0.9]).bfloat16()) if name == "retention" else (v, g, k, q)
-    function, options = getattr(lt, name), {"return_state": True}
+    arrays = OPERATORS[name](q, k, v, -torch.rand(2, 70, 5).bfloat16())
+    function, state, options = getattr(lt, name), torch.randn(2, 5, 3), {"return_state": True}
     exact = [x.double().requires_grad_() for x in arrays]
     arrays = [x.requires_grad_() for x in arrays]
     with emulator.trace() as counted:
         out, last = function(*arrays, backend="cupy", initial_state=state, **options)
-    assert set(counted.kernels) == {"fading_walk"}
+    per_channel = name in ("gated_linear_attention", "rwkv6")
+    assert set(counted.kernels) == {"channel_walk" if per_channel else "fading_walk"}
     assert out.dtype == torch.bfloat16 and last.dtype == torch.float32
     theirs, end = function(*exact, form="recurrent", initial_state=state.double(), **options)
     assert error(out.detach().double(), theirs.detach()) < TOLERANCE["bfloat16"]

@@ -102,13 +102,17 @@ def _forward(
     q, k, v, g = (in_chunks(x, chunk_size) for x in (q, k, v, g))
     fading = decays(g)
     [[QK]], [q], [k], total = fading.meet([(q, early)], [k])
-    writes = k.mT @ v  # (G, n, C, M)
-    starts, total = [], total.mT
-    for i in range(v.shape[1]):
-        starts.append(S)
+    starts, S = _walk(S, total.mT, k.mT @ v, range(v.shape[1]))
+    return add_product(q @ starts, QK, v).flatten(1, 2), S, starts, QK, fading.kept
+
+
+def _walk(S, total, writes, chunks):
+    """The states (G, n, C, M) before all chunks, which come in this order, and the last one."""
+    starts = torch.empty_like(writes)
+    for i in chunks:
+        starts[:, i] = S
         S = torch.addcmul(writes[:, i], total[:, i], S)
-    before = torch.stack(starts, dim=1)
-    return add_product(q @ before, QK, v).flatten(1, 2), S, before, QK, fading.kept
+    return starts, S
 
 
 @torch.library.custom_op("lesson_code::additive_backward", mutates_args=())
@@ -131,22 +135,18 @@ def _backward(
     before, through, to_end, total = fading.factors()
     row_fade = before if early else through
     q_faded, k_faded = q * row_fade, k * to_end
-    reads, total = q_faded.mT @ dO, total.mT  # (G, n, C, M)
-    dS, ends = grad_S, []
-    for i in reversed(range(v.shape[1])):
-        ends.append(dS)
-        dS = torch.addcmul(reads[:, i], total[:, i], dS)
-    dS_ends = torch.stack(ends[::-1], dim=1)
+    chunks = reversed(range(v.shape[1]))
+    dS_ends, dS = _walk(grad_S, total.mT, q_faded.mT @ dO, chunks)
 
     dv = add_product(k_faded @ dS_ends, QK.mT, dO)
     dq_faded, dk_faded = dO @ starts.mT, v @ dS_ends.mT
     dq, dk = row_fade * dq_faded, to_end * dk_faded
     fading.add_gradients(dO @ v.mT, QK, q, k, early, dq, dk)
     rows = [(q_faded.mul_(dq_faded), early)]
-    passed = torch.linalg.vecdot(starts, dS_ends)[..., None, :] * total.mT  # (G, n, 1, C)
+    passed = torch.linalg.vecdot(starts, dS_ends)[..., None, :] * total  # (G, n, 1, C)
     dg = fading.log_gradient(rows, k_faded.mul_(dk_faded), passed)
     dq, dk, dv, dg = (x.flatten(1, 2).contiguous() for x in (dq, dk, dv, dg))
-    return dq, dk, dv, dg, dS.clone()
+    return dq, dk, dv, dg, dS
 
 
 @_forward.register_fake

@@ -109,35 +109,33 @@ class PerChannel:
         while self.size < self.L:
             self.size *= 2
         self.alpha = g.exp()
-        alpha = self._blocks(self.alpha, value=1)  # (..., n, block, D)
-        fade = torch.ones_like(alpha[..., 1:, :])
-        self.near = [fade]  # of each distance: what fades between the two
-        for d in range(2, self.block):
-            fade = fade[..., :-1, :] * alpha[..., d - 1 : -1, :]
-            self.near.append(fade)
-        self.block_before, self.block_to_end = torch.ones_like(alpha), torch.ones_like(alpha)
-        for t in range(1, self.block):
-            for x, one, last in ((self.block_before, t, t - 1), (self.block_to_end, -t - 1, -t)):
-                torch.mul(x[..., last, :], alpha[..., last, :], out=x[..., one, :])
-        self.block_total = self.block_before[..., -1:, :] * alpha[..., -1:, :]
         self.kept = g.new_empty(0)  # all of it would be as large as a few sequences
         self.d_g: Tensor | None = None
 
     def meet(self, rows: Rows, columns: list[Tensor]) -> Met:
-        xs = [self._padded(x if early else x * self.alpha) for x, early in rows]
-        ys = [self._padded(y) for y in columns]
-        P = [[x.new_zeros(*x.shape[:-1], self.size) for _ in ys] for x in xs]
+        block, alpha = self.block, self._blocks(self.alpha, value=1)  # (..., n, block, D)
+        xs, ys = [self._blocks(x) for x, _ in rows], [self._blocks(y) for y in columns]
+        size = *self.alpha.shape[:-2], self.size, self.size
+        P = [[self.alpha.new_zeros(size) for _ in ys] for _ in xs]
         pairs = [(i, j) for i in range(len(xs)) for j in range(len(ys))]
-        xs, ys = ([self._blocks(z) for z in zs] for zs in (xs, ys))
-        for i, j in pairs:
-            blocks = diagonal_blocks(P[i][j], self.block)
-            for d, fade in enumerate(self.near, 1):
-                near = (xs[i][..., d:, :] * ys[j][..., :-d, :]).mul_(fade).sum(dim=-1)
-                blocks.diagonal(-d, -2, -1).copy_(near)
+        to_end = [torch.empty_like(y) for y in ys]
+        for d in range(block):  # a column and the row d behind it, until which it fades
+            before = [y[..., : block - d, :] for y in ys]
+            ys = [y * alpha[..., d:, :] for y in before] if d else ys
+            for i, j in pairs:
+                if d or not rows[i][1]:
+                    near = (xs[i][..., d:, :] * (before if rows[i][1] else ys)[j]).sum(dim=-1)
+                    diagonal_blocks(P[i][j], block).diagonal(-d, -2, -1).copy_(near)
+            for y, end in zip(ys, to_end, strict=True):
+                end[..., -d - 1, :] = y[..., -1, :]
         # From here on rows are decayed since their block's start, and columns until its end.
-        xs = [(x * self.block_before).flatten(-3, -2) for x in xs]
-        ys = [(y * self.block_to_end).flatten(-3, -2) for y in ys]
-        half, total = self.block, self.block_total
+        through = alpha.clone()
+        for t in range(1, block):
+            through[..., t, :] *= through[..., t - 1, :]
+        for i, (_, early) in enumerate(rows):
+            xs[i] = xs[i] * (pad(through[..., :-1, :], (0, 0, 1, 0), value=1) if early else through)
+        xs, ys = ([z.flatten(-3, -2) for z in zs] for zs in (xs, to_end))
+        half, total = block, through[..., -1:, :]
         while half < self.size:
             late_xs = [_half(x, half, 1) for x in xs]
             early_ys = [_half(y, half, 0) for y in ys]
@@ -152,14 +150,20 @@ class PerChannel:
             half, total = 2 * half, first * second
         L = self.L
         P = [[product[..., :L, :L].contiguous() for product in row] for row in P]
-        for i, j in pairs:
-            x, early = rows[i]
-            if not early:
-                P[i][j].diagonal(dim1=-2, dim2=-1).copy_((x * columns[j]).sum(dim=-1))
         return P, [x[..., :L, :] for x in xs], [y[..., :L, :] for y in ys], total[..., 0, :, :]
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        before, to_end, total = self.block_before, self.block_to_end, self.block_total
+        alpha = self._blocks(self.alpha, value=1)
+        fade = torch.ones_like(alpha[..., 1:, :])
+        self.near = [fade]  # of each distance in a block: what fades between the two
+        for d in range(2, self.block):
+            fade = fade[..., :-1, :] * alpha[..., d - 1 : -1, :]
+            self.near.append(fade)
+        before, to_end = torch.ones_like(alpha), torch.ones_like(alpha)
+        for t in range(1, self.block):
+            for x, one, last in ((before, t, t - 1), (to_end, -t - 1, -t)):
+                torch.mul(x[..., last, :], alpha[..., last, :], out=x[..., one, :])
+        total = before[..., -1:, :] * alpha[..., -1:, :]
         self.far = []  # of the halves that meet: what fades rows, and what fades columns
         while before.shape[-3] > 1:
             (early, before), (to_end, late), (first, second) = (

@@ -121,15 +121,13 @@ def _forward(
     (AY, QY), (a, q), (b, *ks), total = fading.meet([*rows, (q, False)], columns)
     T, right = _inverse(AY[0]), v if corrects else AY[1] @ v
 
-    befores, founds = [], []
-    chunks = zip(*(x.unbind(1) for x in (T, right, a, b.mT, total.mT)), strict=True)
-    for i, (T_i, right_i, a_i, b_i, total_i) in enumerate(chunks):
-        befores.append(S)
-        founds.append(torch.bmm(T_i, torch.baddbmm(right_i, a_i, S)))
-        S = (total_i * S).baddbmm_(b_i, founds[i])
+    starts, found = v.new_empty(*v.shape[:2], *S.shape[1:]), torch.empty_like(right)
+    for i in range(v.shape[1]):
+        starts[:, i] = S
+        found[:, i] = torch.bmm(T[:, i], torch.baddbmm(right[:, i], a[:, i], S))
+        S = (total[:, i].mT * S).baddbmm_(b[:, i].mT, found[:, i])
         for k in ks:
             S = S.baddbmm_(k[:, i].mT, v[:, i])
-    starts, found = torch.stack(befores, dim=1), torch.stack(founds, dim=1)
     out = q @ starts
     for QY_j, z in zip(QY, (found, v), strict=False):
         add_product(out, QY_j, z)
@@ -188,14 +186,13 @@ def _backward(
         a_fade, columns = before, [(b, found, AB, QB), (k, v, AK, QK)]
     q_faded, a_faded, *y_faded = q * through, a * a_fade, *(y * to_end for y, *_ in columns)
 
-    dS, rights, ends = grad_S, [], []
-    parts = T.mT, QB.mT @ dO, y_faded[0], q_faded.mT, dO, a_faded.mT, total.mT
-    chunks = zip(*(x.unbind(1)[::-1] for x in parts), strict=True)
-    for T_i, d_found_i, b_i, q_i, dO_i, a_i, total_i in chunks:
-        ends.append(dS)
-        rights.append(torch.bmm(T_i, torch.baddbmm(d_found_i, b_i, dS)))
-        dS = (total_i * dS).baddbmm_(q_i, dO_i).baddbmm_(a_i, rights[-1])
-    d_right, dS_ends = torch.stack(rights[::-1], dim=1), torch.stack(ends[::-1], dim=1)
+    dS, d_found = grad_S, QB.mT @ dO
+    dS_ends, d_right = torch.empty_like(starts), torch.empty_like(d_found)
+    for i in reversed(range(v.shape[1])):
+        dS_ends[:, i] = dS
+        d_right[:, i] = torch.bmm(T[:, i].mT, torch.baddbmm(d_found[:, i], y_faded[0][:, i], dS))
+        dS = (total[:, i].mT * dS).baddbmm_(q_faded[:, i].mT, dO[:, i])
+        dS = dS.baddbmm_(a_faded[:, i].mT, d_right[:, i])
 
     dv = d_right
     if not corrects:
