@@ -19,11 +19,10 @@ template <int WIDTH> struct Tile {
     // The rows from `start` on, those before `end`, and their columns from `first` on; 0 outside.
     template <typename T> __device__ __forceinline__ void ask(const Rows<T>& rows, int start, int end, int first) {
         const int t = start + threadIdx.x / PARTS, part = threadIdx.x % PARTS;
-        const bool known = t >= 0 && t < end && part < WIDTH;
-        const T* own = rows.row(known ? t : 0) + first + part;
+        const int count = t >= 0 && t < end && part < WIDTH ? rows.width - first - part : 0;
+        const T* own = rows.row(t) + first + part;
 #pragma unroll
-        for (int n = 0; n < LOADS; n++)
-            held[n] = known && first + part + n * PARTS < rows.width ? to_float(own[n * PARTS]) : 0.0f;
+        for (int n = 0; n < LOADS; n++) held[n] = n * PARTS < count ? to_float(own[n * PARTS]) : 0.0f;
     }
     template <int PITCH> __device__ __forceinline__ void store(float (*tile)[PITCH]) const {
         const int part = threadIdx.x % PARTS;
