@@ -45,6 +45,7 @@ __device__ __forceinline__ float fade(float (&left)[LENGTH], const float (*logs)
 
 constexpr int OWN = FEATURES / PARTS;   // a thread has channels part, part + 16, ...
 constexpr int WIDE = COLUMNS / LENGTH;  // and columns row, row + 16, ... of the state
+constexpr int BLOCKS = FEATURES <= 64 && !PER_CHANNEL ? 2 : 1;  // on a multiprocessor at the same time
 
 struct Tiles {
     float queries[LENGTH][pitch(FEATURES)], keys[LENGTH][pitch(FEATURES)], logs[LENGTH][DECAYS];
@@ -243,7 +244,7 @@ __device__ __forceinline__ void walk(Tiles& at, Rows<const SCALAR> q, Rows<const
         });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 forward(Rows<const SCALAR> q, Rows<const SCALAR> k, Rows<const SCALAR> v, Rows<const BETA> beta, Rows<const LOG> log_decay,
         const float* initial, Rows<SCALAR> out, float* last, int N) {
     dynamic_shared_memory(shared);
