@@ -54,6 +54,7 @@ def wkv(
     --------
     With w = ln 2 each step halves a weight:
 
+    >>> import numpy as np
     >>> k, v = np.zeros((3, 1), "float32"), np.array([[10], [30], [50]], "float32")
     >>> decay, bonus = np.array([np.log(2)], "float32"), np.array([0], "float32")
     >>> wkv(k, v, decay, bonus, device="cpu")
