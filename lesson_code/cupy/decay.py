@@ -164,17 +164,17 @@ def _scan(scan, q, k, v, log_decay, bonus, state, kernel):
         kernel = "chunked"  # which knows what the gradient of a bonus looks like
     if bonus is None or kernel == "chunked":
         return scan(q, k, v, log_decay, bonus, state, kernel)
-    *but_last, fade = (x[..., : N - 1, :] for x in (k, v, log_decay))
-    out, before = scan(q[..., 1:, :], *but_last, fade, None, state, kernel)
+    but_last = (x[..., : N - 1, :] for x in (k, v, log_decay))
+    out, before = scan(q[..., 1:, :], *but_last, None, state, kernel)
 
     floats, new = _arrays.floats, (..., None)
-    first = (floats(q)[..., 0, :][new] * floats(state)).sum(-2)[..., None, :]
+    first = (floats(q[..., 0, :])[new] * floats(state)).sum(-2)[..., None, :]
     first = _arrays.broadcast(first, (*out.shape[:-2], *first.shape[-2:]))
-    own = (floats(q) * floats(k) * floats(bonus)[..., None, :]).sum(-1)[new] * floats(v)
+    k, v = floats(k), floats(v)
+    own = (floats(q) * k * floats(bonus)[..., None, :]).sum(-1)[new] * v
     out = _arrays.join([first, out], axis=-2) + own
-
-    k, v, fade = (floats(x)[..., N - 1, :] for x in (k, v, log_decay))
-    last = _arrays.exp(fade)[new] * before + k[new] * v[..., None, :]
+    fade = _arrays.exp(floats(log_decay[..., N - 1, :]))
+    last = fade[new] * before + k[..., N - 1, :, None] * v[..., N - 1, None, :]
     return _arrays.cast(out, q), last
 
 

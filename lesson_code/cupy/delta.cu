@@ -167,11 +167,12 @@ __device__ __forceinline__ void walk(Tiles& at, Rows<const SCALAR> q, Rows<const
 
     Chunk next;
     const auto ask = [&](int chunk) {
-        if (OUTPUTS) next.queries.ask(q, chunk * LENGTH, N, 0);
-        next.keys.ask(k, chunk * LENGTH, N, 0);
-        next.logs.ask(log_decay, chunk * LENGTH, N, 0);
-        next.betas.ask(beta, chunk * LENGTH, N, 0);
-        next.values.ask(v, chunk * LENGTH, N, first);
+        const int start = chunk * LENGTH;
+        if (OUTPUTS) next.queries.ask(q, start, N, 0);
+        next.keys.ask(k, start, N, 0);
+        next.logs.ask(log_decay, start, N, 0);
+        next.betas.ask(beta, start, N, 0);
+        next.values.ask(v, start, N, first);
     };
     ask(0);
     for (int chunk = 0; chunk < chunks; chunk++) {
@@ -297,11 +298,12 @@ values_backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR
 
     Chunk next;
     const auto ask = [&](int chunk) {
-        next.queries.ask(q, chunk * LENGTH, N, 0);
-        next.keys.ask(k, chunk * LENGTH, N, 0);
-        next.logs.ask(log_decay, chunk * LENGTH, N, 0);
-        next.betas.ask(beta, chunk * LENGTH, N, 0);
-        next.values.ask(grad, chunk * LENGTH, N, first);
+        const int start = chunk * LENGTH;
+        next.queries.ask(q, start, N, 0);
+        next.keys.ask(k, start, N, 0);
+        next.logs.ask(log_decay, start, N, 0);
+        next.betas.ask(beta, start, N, 0);
+        next.values.ask(grad, start, N, first);
     };
     ask(chunks - 1);
     for (int chunk = chunks - 1; chunk >= 0; chunk--) {
@@ -431,13 +433,14 @@ backward(Rows<const SCALAR> grad, Rows<const SCALAR> q, Rows<const SCALAR> k, Ro
     Tile<1> some_betas;
     Tile<VALUES> some_errors, some_grads, some_error_grads;
     const auto ask = [&](int chunk) {
-        some_queries.ask(q, chunk * LENGTH, N, first);
-        some_keys.ask(k, chunk * LENGTH, N, first);
-        some_logs.ask(log_decay, chunk * LENGTH, N, PER_CHANNEL ? first : 0);
-        some_betas.ask(beta, chunk * LENGTH, N, 0);
-        some_errors.ask(errors, chunk * LENGTH, N, 0);
-        some_grads.ask(grad, chunk * LENGTH, N, 0);
-        some_error_grads.ask(grad_v, chunk * LENGTH, N, 0);
+        const int start = chunk * LENGTH;
+        some_queries.ask(q, start, N, first);
+        some_keys.ask(k, start, N, first);
+        some_logs.ask(log_decay, start, N, PER_CHANNEL ? first : 0);
+        some_betas.ask(beta, start, N, 0);
+        some_errors.ask(errors, start, N, 0);
+        some_grads.ask(grad, start, N, 0);
+        some_error_grads.ask(grad_v, start, N, 0);
     };
     ask(chunks - 1);
     for (int chunk = chunks - 1; chunk >= 0; chunk--) {

@@ -212,8 +212,8 @@ def test_rows_that_begin_anywhere_spill_nothing():
 # ---- Reading before the memory decays, with a bonus. ---------------------------------------------
 
 
-def with_bonus(q, k, v, g, u, S):
-    return run(q, k, v, g, S, bonus=u)
+def with_bonus(q, k, v, g, u, S, device="cpu"):
+    return run(q, k, v, g, S, device, u)
 
 
 def recurrence_with_bonus(q, k, v, g, u, S):
@@ -223,9 +223,9 @@ def recurrence_with_bonus(q, k, v, g, u, S):
 @every_size
 def test_a_bonus(place, dtype, N, D, M):
     arrays = test_decay.draw("bonus", N, D, M, dtype)
-    found = [place.get(x) for x in with_bonus(*(place.put(x)[0] for x in arrays))]
+    found = with_bonus(*(place.put(x)[0] for x in arrays), device=place.device)
     for mine, theirs in zip(found, test_decay.expected(*arrays), strict=True):
-        assert error(mine, theirs) < TOLERANCE[dtype]
+        assert error(place.get(mine), theirs) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize(

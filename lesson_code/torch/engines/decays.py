@@ -58,7 +58,7 @@ class Shared:
 
     def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """before, through, to_end and total; `add_gradients` comes after it."""
-        before = pad(self.through[..., :-1, :], (0, 0, 1, 0), value=1)
+        before = _before(self.through)
         to_end, total = self.between[..., -1, :, None], self.through[..., -1:, :]
         return before, self.through, to_end, total
 
@@ -129,11 +129,9 @@ class PerChannel:
             for y, end in zip(ys, to_end, strict=True):
                 end[..., -d - 1, :] = y[..., -1, :]
         # From here on rows are decayed since their block's start, and columns until its end.
-        through = alpha.clone()
-        for t in range(1, block):
-            through[..., t, :] *= through[..., t - 1, :]
+        through = _through(alpha)
         for i, (_, early) in enumerate(rows):
-            xs[i] = xs[i] * (pad(through[..., :-1, :], (0, 0, 1, 0), value=1) if early else through)
+            xs[i] = xs[i] * (_before(through) if early else through)
         xs, ys = ([z.flatten(-3, -2) for z in zs] for zs in (xs, to_end))
         half, total = block, through[..., -1:, :]
         while half < self.size:
@@ -159,11 +157,10 @@ class PerChannel:
         for d in range(2, self.block):
             fade = fade[..., :-1, :] * alpha[..., d - 1 : -1, :]
             self.near.append(fade)
-        before, to_end = torch.ones_like(alpha), torch.ones_like(alpha)
+        through, to_end = _through(alpha), torch.ones_like(alpha)
         for t in range(1, self.block):
-            for x, one, last in ((before, t, t - 1), (to_end, -t - 1, -t)):
-                torch.mul(x[..., last, :], alpha[..., last, :], out=x[..., one, :])
-        total = before[..., -1:, :] * alpha[..., -1:, :]
+            torch.mul(to_end[..., -t, :], alpha[..., -t, :], out=to_end[..., -t - 1, :])
+        before, total = _before(through), through[..., -1:, :]
         self.far = []  # of the halves that meet: what fades rows, and what fades columns
         while before.shape[-3] > 1:
             (early, before), (to_end, late), (first, second) = (
@@ -266,6 +263,19 @@ def sums_before(g: Tensor) -> Tensor:
 def _sums_from(x):
     """Row t is x_t + ... + x_L."""
     return x.flip(-2).cumsum(dim=-2).flip(-2)
+
+
+def _through(alpha):
+    """Row t is alpha_1 ... alpha_t."""
+    through = alpha.clone()
+    for t in range(1, alpha.shape[-2]):
+        through[..., t, :] *= through[..., t - 1, :]
+    return through
+
+
+def _before(through):
+    """Row t is alpha_1 ... alpha_{t-1}."""
+    return pad(through[..., :-1, :], (0, 0, 1, 0), value=1)
 
 
 def _half(x, half, which):
